@@ -135,7 +135,7 @@ class CatalogueEntry(NamedTuple):
     help: str | None = None
 
 
-#: Every error code in use, with what it stands for. Filled by ``catalogue.py`` and :func:`register`.
+#: Every error code in use, with what it stands for; ``catalogue.py`` and :func:`register` fill it.
 CATALOGUE: dict[str, CatalogueEntry] = {}
 
 _CODE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
