@@ -1,0 +1,227 @@
+"""Operations: what a node of a program calls.
+
+An :class:`Op` is the target of a ``call_function`` node. It has a signature (what it reads, writes and
+along which axis it is separable), a kind, and an implementation or none: a program that was parsed
+from text has unbound operations, which passes and verifier accept and which raise when run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch.fx as fx
+
+# What a node calls. "block": the user's own statements, kept as Python. "graph": straight-line torch,
+# traced to an fx graph of torch calls. "component": one call of a component (policy, simulator,
+# trainer). "step": a component call that advances a simulator. "builtin": the table at the end of this module.
+KINDS = ("block", "graph", "component", "step", "builtin")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What an operation is allowed to do.
+
+    ``params`` are the parameter names in call order, state roots included. ``reads`` and ``writes``
+    are effect entries in terms of these names (``"buf.obs[t]"``) or of process-wide states
+    (``"rng:torch"``); ``None`` means unknown, that is everything. ``batch`` promises that the rows of
+    the named parameters and results (``"return.0"``) along the given axis do not mix. ``exact`` says
+    whether a tile of rows was seen to give the same bits as the whole (``None``: not probed).
+    """
+
+    name: str
+    params: tuple[str, ...] = ()
+    reads: tuple[str, ...] | None = None
+    writes: tuple[str, ...] | None = None
+    results: int = 1  # 1: the value itself; n > 1: a tuple of n; 0: nothing
+    batch: tuple[tuple[str, int], ...] | None = None
+    exact: bool | None = None
+    may_raise: bool = True
+    declared: bool = False  # the user stated the effects
+
+    @property
+    def pure(self) -> bool:
+        """Whether the operation reads no state and writes none."""
+        return self.reads == () and self.writes == ()
+
+    def separable(self) -> Mapping[str, int]:
+        """Batch axes by name; empty when nothing is promised."""
+        return dict(self.batch or ())
+
+
+class Op:
+    """A callable with a signature; the target of a ``call_function`` node.
+
+    Two operations are the same only if they are the same object. ``body`` is the traced graph of a
+    ``"graph"`` operation; ``source`` holds the user's statements, for dumps; ``attributes`` is a
+    small mapping of further frozen facts that belong to the operation rather than to one call.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        impl: Callable[..., Any] | None = None,
+        *,
+        kind: str = "block",
+        body: fx.GraphModule | None = None,
+        source: tuple[str, ...] = (),
+        attributes: Mapping[str, Any] | None = None,
+    ) -> None:
+        if kind not in KINDS:
+            raise ValueError(f"unknown kind of operation: {kind!r}")
+        self.signature = signature
+        self.impl = impl
+        self.kind = kind
+        self.body = body
+        self.source = source
+        self.attributes: dict[str, Any] = dict(attributes or {})
+        # fx prints call_function targets by these.
+        self.__name__ = signature.name
+        self.__qualname__ = signature.name
+        self.__module__ = __name__
+
+    @property
+    def name(self) -> str:
+        return self.signature.name
+
+    @property
+    def bound(self) -> bool:
+        return self.impl is not None
+
+    def with_signature(self, **changes: Any) -> Op:
+        """A copy with a changed signature and the same implementation."""
+        return Op(
+            replace(self.signature, **changes),
+            self.impl,
+            kind=self.kind,
+            body=self.body,
+            source=self.source,
+            attributes=self.attributes,
+        )
+
+    def __call__(self, *args: Any) -> Any:
+        if self.impl is None:
+            raise TypeError(f"operation {self.name!r} has no implementation: it came from text")
+        return self.impl(*args)
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+
+@dataclass(frozen=True)
+class Builtin:
+    """One row of the built-in table: a structural operation with a fixed meaning."""
+
+    op: Op
+    doc: str
+
+
+BUILTINS: dict[str, Builtin] = {}
+
+
+def _builtin(
+    name: str,
+    params: tuple[str, ...],
+    doc: str,
+    *,
+    reads: tuple[str, ...] = (),
+    writes: tuple[str, ...] = (),
+    results: int = 1,
+    impl: Callable[..., Any] | None = None,
+    batch: tuple[tuple[str, int], ...] | None = None,
+) -> Op:
+    signature = Signature(
+        name, params, reads, writes, results=results, may_raise=False, batch=batch
+    )
+    op = Op(signature, impl, kind="builtin")
+    BUILTINS[name] = Builtin(op, doc)
+    return op
+
+
+# Structure. Their layout of arguments is read only through the views in program.py.
+LOOP = _builtin("loop", ("body", "bounds", "carried", "captured"), "a loop; see program.LoopView")
+BRANCH = _builtin("branch", ("pred", "then", "orelse", "captured"), "a branch; see program.BranchView")
+BREAK_IF = _builtin("break_if", ("pred", "carried"), "leave the loop, handing out the carried values")
+CONTINUE_IF = _builtin("continue_if", ("pred", "carried"), "go on with the next trip")
+STATE = _builtin("state", ("root", "path"), "an object below a root: root.path, resolved at entry")
+
+
+class _Unbound:
+    """The value of a variable that no statement has assigned yet."""
+
+    _instance: _Unbound | None = None
+
+    def __new__(cls) -> _Unbound:
+        if cls._instance is None:
+            cls._instance = super().__new__(cls)
+        return cls._instance
+
+    def __repr__(self) -> str:
+        return "UNBOUND"
+
+
+UNBOUND = _Unbound()
+
+
+def _rows(value: Any, lo: int, hi: int) -> Any:
+    return value[lo:hi]
+
+
+def _concat(*parts: Any) -> Any:
+    import numpy as np
+    import torch
+
+    if isinstance(parts[0], torch.Tensor):
+        return torch.cat(parts)
+    return np.concatenate(parts)
+
+
+def _randn(*args: Any) -> Any:
+    import torch
+
+    *shape, dtype, device = args
+    return torch.randn(tuple(shape), dtype=dtype, device=device)
+
+
+def _merge(env: Any, *results: Any) -> Any:
+    return env.merge(list(results))
+
+
+# Data movement that passes introduce.
+ROWS = _builtin("rows", ("value", "lo", "hi"), "rows lo..hi of a batch, a view", impl=_rows)
+CONCAT = _builtin("concat", ("parts",), "shards joined along the batch axis", impl=_concat)
+RANDN = _builtin(
+    "randn",
+    ("shape", "dtype", "device"),
+    "standard normal draw of the whole batch",
+    reads=(RNG := "rng:torch",),
+    writes=(RNG,),
+    impl=_randn,
+)
+SHARD = _builtin("shard", ("env", "index"), "one independent shard of a simulator: env.shards()[index]")
+MERGE = _builtin(
+    "merge", ("env", "results"), "the whole batch's result out of its shards' results", impl=_merge
+)
+
+
+@dataclass
+class OpTable:
+    """Operations of one program by name; names are unique."""
+
+    by_name: dict[str, Op] = field(default_factory=dict)
+
+    def fresh(self, stem: str) -> str:
+        """A name that no operation has yet."""
+        if stem not in self.by_name and stem not in BUILTINS:
+            return stem
+        n = 1
+        while f"{stem}_{n}" in self.by_name:
+            n += 1
+        return f"{stem}_{n}"
+
+    def add(self, op: Op) -> Op:
+        if op.name in self.by_name and self.by_name[op.name] is not op:
+            raise ValueError(f"two operations named {op.name!r}")
+        self.by_name[op.name] = op
+        return op
