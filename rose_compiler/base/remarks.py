@@ -313,7 +313,8 @@ def _merge(remarks: Iterable[Remark]) -> list[tuple[Remark, int, float | None]]:
     """Equal remarks as one, with how many there were and what they gain together."""
     merged: dict[tuple[object, ...], tuple[Remark, int, float | None]] = {}
     for r in remarks:
-        key = (r.pass_name, r.where, r.code, r.why, r.allow, r.changes_training)
+        # lines, not columns: entries that read the same are the same
+        key = (r.pass_name, *map(str, r.where), r.code, r.why, r.allow, r.changes_training)
         first, count, gain = merged.get(key, (r, 0, None))
         merged[key] = (first, count + 1, gain if r.gain is None else (gain or 0.0) + r.gain)
     return list(merged.values())
@@ -325,7 +326,7 @@ def _entry(remark: Remark, count: int, gain: float | None, width: int) -> list[s
         head += "  " + " -> ".join(map(str, remark.where))
     if count > 1:
         head += f"  ({count} times)"
-    lines = [f"  {head}", *_wrap(remark.why, width)]
+    lines = [*_wrap(head, width, indent=2), *_wrap(remark.why, width)]
     if remark.allow is not None:
         changes = " (changes training)" if remark.changes_training else ""
         lines += _wrap(f"would allow it{changes}: {remark.allow}", width)
@@ -334,13 +335,12 @@ def _entry(remark: Remark, count: int, gain: float | None, width: int) -> list[s
     return lines
 
 
-def _wrap(text: str, width: int) -> list[str]:
-    indent = " " * 6
+def _wrap(text: str, width: int, indent: int = 6) -> list[str]:
     return textwrap.wrap(
         text,
         max(width, 30),
-        initial_indent=indent,
-        subsequent_indent=indent,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * max(indent, 6),
         break_long_words=False,
         break_on_hyphens=False,
     )

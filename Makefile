@@ -1,0 +1,31 @@
+# make test: set up .venv, lint, check types, run the tests.   make demo: train eager and compiled.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: test demo setup lint format
+.DEFAULT_GOAL := test
+
+setup: $(STAMP)
+
+# triton is named apart: a CPU build of torch does not bring it, and its interpreter runs kernels
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[sim,dev]' triton
+	touch $@
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy rose_compiler
+
+test: lint
+	$(BIN)/python -m pytest -q
+
+demo: $(STAMP)
+	$(BIN)/python examples/ppo_mujoco.py
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .

@@ -1,0 +1,25 @@
+"""What holds for every test: reproducible hypothesis runs, GPU tests only where there is a GPU."""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+import torch
+
+hypothesis.settings.register_profile(
+    "rose",
+    derandomize=True,  # the same examples on every run, so that a red test is red again
+    deadline=None,  # the machine is shared; pytest-timeout bounds the whole test
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("rose")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    no_device = pytest.mark.skip(reason="no CUDA device")
+    for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            item.add_marker(no_device)
