@@ -1,0 +1,173 @@
+"""What was measured, as frozen plain data: times in seconds, activity as a share from 0 to 1.
+
+Every class has ``to_dict`` and ``from_dict``; the dictionaries hold only what JSON can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+
+class _Plain:
+    """``to_dict`` and ``from_dict`` for a frozen dataclass of plain fields."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, nested dataclasses as dictionaries and tuples as lists."""
+        data = asdict(self)  # type: ignore[call-overload]  # subclasses are dataclasses
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in data.items()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """What ``to_dict`` wrote; raises ``TypeError`` for a missing or an unknown field."""
+        return cls(**data)
+
+
+@dataclass(frozen=True)
+class OpTime(_Plain):
+    """What one operation takes each time it runs, over ``count`` runs.
+
+    ``median_s`` and ``p90_s`` are of wall time from start to end on its lane. ``cpu_s``, the time
+    its lane's thread kept a core busy, ``launch_s``, from issue to start, and ``wait_s``, blocked
+    on other lanes, are medians. ``activity`` is the share of the device busy while it runs.
+    """
+
+    op: str
+    count: int
+    median_s: float
+    p90_s: float
+    cpu_s: float = 0.0
+    launch_s: float = 0.0
+    wait_s: float = 0.0
+    activity: float = 1.0
+
+
+@dataclass(frozen=True)
+class Span(_Plain):
+    """One run of one operation on one lane. ``trip`` holds the loop indices, outermost first."""
+
+    op: str
+    lane: str
+    start_s: float
+    end_s: float
+    activity: float = 1.0
+    trip: tuple[int, ...] = ()
+
+    @property
+    def duration_s(self) -> float:
+        """From start to end."""
+        return self.end_s - self.start_s
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """What ``to_dict`` wrote."""
+        return cls(**{**data, "trip": tuple(data.get("trip", ()))})
+
+
+@dataclass(frozen=True)
+class Timeline(_Plain):
+    """One iteration as it ran: spans in any order, times from the iteration's start."""
+
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def duration_s(self) -> float:
+        """From the first start to the last end; 0 without spans."""
+        if not self.spans:
+            return 0.0
+        return max(s.end_s for s in self.spans) - min(s.start_s for s in self.spans)
+
+    def lanes(self) -> tuple[str, ...]:
+        """The lanes in order of their first span."""
+        spans = sorted(self.spans, key=lambda s: s.start_s)
+        return tuple(dict.fromkeys(s.lane for s in spans))
+
+    def on_lane(self, lane: str) -> tuple[Span, ...]:
+        """The spans of one lane by start."""
+        return tuple(sorted((s for s in self.spans if s.lane == lane), key=lambda s: s.start_s))
+
+    def overlap_s(self, lane: str, other: str) -> float:
+        """How long both lanes were running something at the same time."""
+        return sum(
+            max(0.0, min(a.end_s, b.end_s) - max(a.start_s, b.start_s))
+            for a in self.on_lane(lane)
+            for b in self.on_lane(other)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The spans as dictionaries."""
+        return {"spans": [s.to_dict() for s in self.spans]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """What ``to_dict`` wrote."""
+        return cls(tuple(Span.from_dict(s) for s in data["spans"]))
+
+
+@dataclass(frozen=True)
+class Window(_Plain):
+    """An interval of low device activity, and the loop level it lies in.
+
+    ``loop`` names the innermost loop around it, empty outside all loops, and ``level`` counts the
+    loops around it. ``activity`` is the mean over the interval. ``idle`` tells "nothing resident"
+    from "few SMs or cores busy". ``before`` and ``after`` are the operations at its two ends.
+    """
+
+    start_s: float
+    end_s: float
+    device: str
+    activity: float
+    loop: str = ""
+    level: int = 0
+    idle: bool = False
+    before: str | None = None
+    after: str | None = None
+
+    @property
+    def duration_s(self) -> float:
+        """From start to end."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True)
+class Profile(_Plain):
+    """A few iterations, measured on one machine.
+
+    ``iteration_s`` has the wall time of each iteration; ``timeline`` is one of them in full.
+    """
+
+    machine: str
+    iteration_s: tuple[float, ...]
+    ops: tuple[OpTime, ...] = ()
+    timeline: Timeline | None = None
+    windows: tuple[Window, ...] = ()
+
+    def op(self, name: str) -> OpTime:
+        """The times of one operation; raises ``KeyError`` if it was not measured."""
+        for times in self.ops:
+            if times.op == name:
+                return times
+        raise KeyError(name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as dictionaries and lists."""
+        return {
+            "machine": self.machine,
+            "iteration_s": list(self.iteration_s),
+            "ops": [o.to_dict() for o in self.ops],
+            "timeline": None if self.timeline is None else self.timeline.to_dict(),
+            "windows": [w.to_dict() for w in self.windows],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """What ``to_dict`` wrote."""
+        timeline = data["timeline"]
+        return cls(
+            data["machine"],
+            tuple(data["iteration_s"]),
+            tuple(OpTime.from_dict(o) for o in data["ops"]),
+            None if timeline is None else Timeline.from_dict(timeline),
+            tuple(Window.from_dict(w) for w in data["windows"]),
+        )
