@@ -1,0 +1,111 @@
+"""Which schedule to build: the options of the passes that a chooser tries, as plain frozen data.
+
+A decision says nothing about legality. A pass that is asked for something illegal leaves it out
+and says so in a remark; so any decision yields a program that trains the same way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+from rose_compiler.base.errors import fail
+
+Late = Literal["shadow", "inline"]
+Lanes = Literal["native", "thread", "inline"]
+
+_CHOICES: Mapping[str, tuple[str, ...]] = {"late": get_args(Late), "lanes": get_args(Lanes)}
+_COUNTS = {"groups": 0, "rollout_threads": 1, "update_threads": 1}  # field -> least value
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One point of the schedule space. The default is the program in its own order.
+
+    ``groups``: into how many groups of neighbouring shards the batch of a stepping loop is cut; 0
+    and 1 leave it whole. More groups than shards are as many as there are shards.
+    ``late``: work that no later step waits for runs in the shadow of the simulator (``"shadow"``),
+    or where it stands (``"inline"``).
+    ``defer``: pure late work is collected over the loop and computed in one call behind it.
+    ``lanes``: who runs a step: the simulator's own asynchronous step (``"native"``), a thread for
+    each shard (``"thread"``), or the coordinator itself (``"inline"``).
+    ``rollout_threads``, ``update_threads``: torch's intra-operation threads while a loop steps a
+    simulator, and while a loop trains; ``None`` leaves them as the user set them.
+    """
+
+    groups: int = 0
+    late: Late = "inline"
+    defer: bool = False
+    lanes: Lanes = "native"
+    rollout_threads: int | None = None
+    update_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise _malformed(name, " or ".join(map(repr, choices)), getattr(self, name))
+        for name, least in _COUNTS.items():
+            value = getattr(self, name)
+            if value is None and name != "groups":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise _malformed(name, f"a whole number, {least} or more", value)
+        if not isinstance(self.defer, bool):
+            raise _malformed("defer", "true or false", self.defer)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain data, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """What ``to_dict`` wrote; anything else raises ``ConfigError`` (``config-decision``)."""
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(data) - known)
+        if unknown:
+            raise fail(
+                "config-decision",
+                f"a decision has no field {unknown[0]!r}",
+                expected="some of " + ", ".join(sorted(known)),
+                found=", ".join(sorted(data)),
+            )
+        return cls(**data)
+
+    def save(self, path: str | Path) -> None:
+        """Write the decision to a file as JSON."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what ``save`` wrote; raises ``ConfigError`` (``config-decision``)."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise fail(
+                "config-decision", f"{path} can't be read as a decision", found=str(error)
+            ) from error
+        if not isinstance(data, dict):
+            raise _malformed(str(path), "an object with the fields of a decision", data)
+        return cls.from_dict(data)
+
+    def __str__(self) -> str:
+        """The fields that differ from the default, on one line."""
+        default = type(self)()
+        parts = [
+            f"{f.name}={getattr(self, f.name)}"
+            for f in fields(self)
+            if getattr(self, f.name) != getattr(default, f.name)
+        ]
+        return " ".join(parts) or "program order"
+
+
+def _malformed(name: str, expected: str, found: object) -> Exception:
+    return fail(
+        "config-decision",
+        f"{name!r} of a decision has a value that it can't take",
+        expected=expected,
+        found=repr(found),
+    )
