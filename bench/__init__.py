@@ -1,0 +1,1 @@
+"""Measurements of whole training iterations; nothing in the package imports this."""
