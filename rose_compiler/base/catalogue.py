@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rose_compiler.base.errors import (
+    CATALOGUE,
     CaptureError,
     ConfigError,
     DeclarationError,
@@ -295,3 +296,6 @@ _register_all(
         ),
     },
 )
+
+#: The codes that every installation has, whatever else is imported.
+BASE_CODES = tuple(CATALOGUE)
