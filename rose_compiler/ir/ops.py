@@ -205,6 +205,87 @@ MERGE = _builtin(
 )
 
 
+def _snapshot(value: Any) -> Any:
+    import numpy as np
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, np.ndarray):
+        copy = value.copy(order="K")
+        if value.dtype == object:
+            for index, item in np.ndenumerate(value):
+                copy[index] = _snapshot(item)
+        return copy
+    if isinstance(value, tuple):
+        items = [_snapshot(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return [_snapshot(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _snapshot(item) for key, item in value.items()}
+    return value
+
+
+def _append(items: Any, value: Any) -> None:
+    items.append(value)
+
+
+def _join_rows(items: Any) -> Any:
+    return _concat(*items)
+
+
+def _split_rows(value: Any, items: Any) -> Any:
+    parts, start = [], 0
+    for item in items:
+        parts.append(value[start : start + item.shape[0]])
+        start += item.shape[0]
+    return tuple(parts)
+
+
+def _piece(parts: Any, index: Any, start: Any, step: Any) -> Any:
+    return parts[(index - start) // step]
+
+
+SNAPSHOT = _builtin(
+    "snapshot",
+    ("value",),
+    "a copy that owns its memory, of what its maker may write again",
+    impl=_snapshot,
+)
+# Values of all trips of a loop: a list that lives across it, one entry a trip.
+NEW_LIST = _builtin("new_list", (), "an empty list", impl=list)
+APPEND = _builtin(
+    "append",
+    ("items", "value"),
+    "one more entry at the end of a list",
+    reads=("items",),
+    writes=("items",),
+    results=0,
+    impl=_append,
+)
+JOIN_ROWS = _builtin(
+    "join_rows",
+    ("items",),
+    "the entries of a list joined along the batch axis",
+    reads=("items",),
+    impl=_join_rows,
+)
+SPLIT_ROWS = _builtin(
+    "split_rows",
+    ("value", "items"),
+    "rows cut into views, as many each as the entries of a list have",
+    reads=("items",),
+    impl=_split_rows,
+)
+PIECE = _builtin(
+    "piece",
+    ("parts", "index", "start", "step"),
+    "the part that belongs to one trip of a range: parts[(index - start) // step]",
+    impl=_piece,
+)
+
+
 @dataclass
 class OpTable:
     """Operations of one program by name; names are unique."""
