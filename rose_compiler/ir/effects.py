@@ -20,7 +20,7 @@ RNG_PYTHON = "rng:python"
 GLOBAL_STATES = (HOST, RNG_TORCH, RNG_NUMPY, RNG_PYTHON)
 
 _ENTRY = re.compile(
-    r"^(?P<root>[A-Za-z_][A-Za-z_0-9]*|rng:[A-Za-z_]+|\*)(?P<path>(?:\.[A-Za-z_0-9]+)*)(?:\[(?P<index>.*)\])?$"
+    r"^(?P<root>@?[A-Za-z_][A-Za-z_0-9]*|rng:[A-Za-z_]+|\*)(?P<path>(?:\.[A-Za-z_0-9]+)*)(?:\[(?P<index>.*)\])?$"
 )
 
 
@@ -53,11 +53,22 @@ class Effect:
 
 @dataclass(frozen=True)
 class Entry:
-    """A parsed effect entry of a signature: ``root.path[index]`` in terms of parameter names."""
+    """A parsed effect entry of a signature: ``root.path[index]`` in terms of parameter names.
+
+    A root that starts with ``@`` is no parameter: ``"@agent.params"`` names the state ``agent.params``
+    of the program itself, which an operation can reach without being handed it.
+    """
 
     root: str
     path: str
     index: tuple[str | None, ...] | None
+
+    @property
+    def absolute(self) -> str | None:
+        """The state that an ``@`` entry names, ``None`` for an entry rooted at a parameter."""
+        if not self.root.startswith("@"):
+            return None
+        return self.root[1:] + (f".{self.path}" if self.path else "")
 
     def __str__(self) -> str:
         text = self.root + (f".{self.path}" if self.path else "")

@@ -95,6 +95,7 @@ class Facts:
     slot: Slot | None = None
     cost: float | None = None  # median seconds a call, as profiled
     state: str = ""  # the state that a state node stands for
+    maybe_unbound: bool = False  # may be UNBOUND when it is used
     note: str = ""
 
 

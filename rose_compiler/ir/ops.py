@@ -141,8 +141,12 @@ def _builtin(
 
 # Structure. Their layout of arguments is read only through the views in program.py.
 LOOP = _builtin("loop", ("body", "bounds", "carried", "captured"), "a loop; see program.LoopView")
-BRANCH = _builtin("branch", ("pred", "then", "orelse", "captured"), "a branch; see program.BranchView")
-BREAK_IF = _builtin("break_if", ("pred", "carried"), "leave the loop, handing out the carried values")
+BRANCH = _builtin(
+    "branch", ("pred", "then", "orelse", "captured"), "a branch; see program.BranchView"
+)
+BREAK_IF = _builtin(
+    "break_if", ("pred", "carried"), "leave the loop, handing out the carried values"
+)
 CONTINUE_IF = _builtin("continue_if", ("pred", "carried"), "go on with the next trip")
 STATE = _builtin("state", ("root", "path"), "an object below a root: root.path, resolved at entry")
 
@@ -199,7 +203,9 @@ RANDN = _builtin(
     writes=(RNG,),
     impl=_randn,
 )
-SHARD = _builtin("shard", ("env", "index"), "one independent shard of a simulator: env.shards()[index]")
+SHARD = _builtin(
+    "shard", ("env", "index"), "one independent shard of a simulator: env.shards()[index]"
+)
 MERGE = _builtin(
     "merge", ("env", "results"), "the whole batch's result out of its shards' results", impl=_merge
 )

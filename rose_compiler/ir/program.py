@@ -283,7 +283,12 @@ class Builder:
         if found is None:
             known = facts.get(outer)
             found = self.placeholder(
-                outer.name, "captured", state=known.state, spec=known.spec, alias=known.alias
+                outer.name,
+                "captured",
+                state=known.state,
+                spec=known.spec,
+                alias=known.alias,
+                maybe_unbound=known.maybe_unbound,
             )
             self._imports[outer] = found
         self._imports[value] = found
@@ -293,7 +298,11 @@ class Builder:
         """Call an operation with values of this or enclosing graphs."""
         used = fx.node.map_aggregate(args, self.use)
         node = self.graph.create_node(
-            "call_function", op, used, {}, name=name or op.name  # type: ignore[arg-type]
+            "call_function",
+            op,
+            used,
+            {},
+            name=name or op.name,  # type: ignore[arg-type]
         )
         facts.put(node, **known)
         return node
@@ -316,7 +325,9 @@ class Builder:
     def captured(self) -> tuple[fx.Node, ...]:
         """The outer nodes this body uses, in the order of its captured placeholders."""
         outer_by_inner = {
-            inner: outer for outer, inner in self._imports.items() if self.parent and outer.graph is self.parent.graph
+            inner: outer
+            for outer, inner in self._imports.items()
+            if self.parent and outer.graph is self.parent.graph
         }
         return tuple(
             outer_by_inner[n]
@@ -346,18 +357,21 @@ class Builder:
         bounds: tuple[Value, ...],
         carried: tuple[Value, ...],
         known: facts.LoopFacts,
+        *,
+        name: str | None = None,
         **more: Any,
     ) -> fx.Node:
-        """Close ``body`` and add the loop node that runs it."""
+        """Close ``body`` and add the loop node that runs it; its name is the label unless given."""
+        name = name or known.label or "loop"
         child = body.finish(tuple(outputs))
-        attribute = self.attach(known.label or "loop", child)
+        attribute = self.attach(name, child)
         return self.call(
             LOOP,
             attribute,
             tuple(bounds),
             tuple(carried),
             body.captured(),
-            name=known.label or "loop",
+            name=name,
             loop=known,
             **more,
         )
@@ -369,6 +383,8 @@ class Builder:
         then_outputs: tuple[Value, ...],
         orelse: Builder,
         else_outputs: tuple[Value, ...],
+        *,
+        name: str | None = None,
         **more: Any,
     ) -> fx.Node:
         """Close both arms and add the branch node. Both arms get the same captured values."""
@@ -382,7 +398,7 @@ class Builder:
             arm.sort_captured(captured)
         a = self.attach("then", then.finish(tuple(then_outputs)))
         b = self.attach("orelse", orelse.finish(tuple(else_outputs)))
-        return self.call(BRANCH, pred, a, b, captured, name="branch", **more)
+        return self.call(BRANCH, pred, a, b, captured, name=name or "branch", **more)
 
     def captured_outer(self, outputs: tuple[Value, ...]) -> list[fx.Node]:
         """Outputs that live outside this body."""

@@ -1,0 +1,1 @@
+"""From the user's source to a captured program."""
