@@ -339,6 +339,9 @@ class Scope:
     ) -> Iterator[tuple[str, Region | None]]:
         below = f".{entry.path}" if entry.path else ""
         region = self._region(entry, indices)
+        if entry.absolute is not None:
+            yield entry.absolute, region
+            return
         if entry.root not in args:
             yield entry.root + below, region
             return
