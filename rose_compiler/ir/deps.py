@@ -18,7 +18,7 @@ from rose_compiler.base.errors import SourceLocation
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import facts, program, sym
 from rose_compiler.ir.effects import EVERYTHING, Effect, related
-from rose_compiler.ir.ops import BRANCH, BREAK_IF, LOOP, STATE
+from rose_compiler.ir.ops import BRANCH, BREAK_IF, LOOP, STATE, OpTable
 from rose_compiler.ir.program import LoopView, Program, is_call, is_item
 from rose_compiler.ir.scope import OUTPUTS, Iteration, Scope, nodes_in, root_of
 
@@ -59,7 +59,7 @@ def effects_of(node: fx.Node, of: Program | None = None) -> tuple[Effect, ...]:
     if of is None:
         owner = node.graph.owning_module
         assert isinstance(owner, fx.GraphModule)
-        of = Program("", owner, program.OpTable())
+        of = Program("", owner, OpTable())
     return Scope(of).effects(node)
 
 
@@ -93,7 +93,7 @@ class Dependences:
         return tuple(e for e in self._outgoing(a) if e.dst is b and e.applies(distance))
 
     def path(self, a: fx.Node, b: fx.Node, distance: int = 0) -> tuple[Edge, ...] | None:
-        """A shortest chain of dependences by which ``b``, ``distance`` trips later, waits for ``a``."""
+        """A shortest chain by which ``b``, ``distance`` trips later, waits for ``a``, if any."""
         a, b = self.common(a, b, distance)
         # a state is (node, trips gone by); an inexact edge may take any number from its least on
         start = (a, 0)
@@ -199,7 +199,12 @@ class _Finder:
                 yield Edge(*key, distance=None, least=least)
 
     def _add(
-        self, src: fx.Node, dst: fx.Node, kind: Kind, state: str | None, distance: int | None,
+        self,
+        src: fx.Node,
+        dst: fx.Node,
+        kind: Kind,
+        state: str | None,
+        distance: int | None,
         least: int = 0,
     ) -> None:
         key = (src, dst, kind, state)
@@ -296,7 +301,7 @@ class _Finder:
         if x[0] > y[0]:
             x, y = y, x
         (i, a, ea), (j, b, eb) = x, y
-        apart: int | None | sym.Never = None
+        apart: int | sym.Never | None = None
         if ea.state == eb.state:
             apart = sym.distance(
                 ea.region, eb.region, self.iteration.symbol, step=self.iteration.step
@@ -366,14 +371,12 @@ def _named(a: str, b: str) -> str:
 # -- questions
 
 
-def why(
-    of: Program | Dependences, a: fx.Node, b: fx.Node, *, distance: int = 0
-) -> Blocker | None:
+def why(of: Program | Dependences, a: fx.Node, b: fx.Node, *, distance: int = 0) -> Blocker | None:
     """What stops ``b`` of the trip ``distance`` later from running beside or before ``a``.
 
     ``None``: nothing does, directly or through other operations. Nodes of different bodies are
-    taken as the loops or branches of the innermost common body that they lie in. On the same trip the
-    answer does not depend on the order of the two.
+    taken as the loops or branches of the innermost common body that they lie in. On the same trip
+    the answer does not depend on the order of the two.
 
     Raises:
         ValueError: when a distance is asked for and no loop holds both.
@@ -467,8 +470,10 @@ def _explain(deps: Dependences, edge: Edge, distance: int) -> tuple[str, str, st
             f"{src} reads a buffer of {state.rsplit('.', 1)[0]} that {dst} overwrites{later}",
             "a snapshot of the value",
         )
-    if state.startswith("%") and deps.scope.within(edge.src.graph, edge.dst.graph) and (
-        root_of(state) in deps.scope.retained(edge.src.graph)
+    if (
+        state.startswith("%")
+        and deps.scope.within(edge.src.graph, edge.dst.graph)
+        and (root_of(state) in deps.scope.retained(edge.src.graph))
     ):
         return "retained-instance", f"{what}; a call may have kept it", None
     if edge.kind == "flow" and edge.distance != 0 and not edge.applies(0):

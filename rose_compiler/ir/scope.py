@@ -1,7 +1,7 @@
 """What the nodes of nested graphs mean to each other: owners, aliases, index values and effects.
 
-A body sees outer values through captured placeholders. A :class:`Scope` follows these chains for one
-program as it stands; a program that is changed needs a new one.
+A body sees outer values through captured placeholders. A :class:`Scope` follows these chains for
+one program as it stands; a program that is changed needs a new one.
 """
 
 from __future__ import annotations
@@ -24,13 +24,33 @@ OUTPUTS = "outputs"
 #: Functions without effect that a graph may call besides the operations of its table.
 PURE_OPERATORS = frozenset(
     getattr(operator, name)
-    for name in "getitem add sub mul truediv floordiv mod pow neg pos abs lt le eq ne ge gt not_ "
-    "truth is_ is_not and_ or_ xor invert contains index".split()
+    for name in (
+        *("getitem", "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "abs"),
+        *(
+            "lt",
+            "le",
+            "eq",
+            "ne",
+            "ge",
+            "gt",
+            "not_",
+            "truth",
+            "is_",
+            "is_not",
+            "contains",
+            "index",
+        ),
+        *("and_", "or_", "xor", "invert"),
+    )
 )
 _ARITHMETIC = {operator.add: ast.Add, operator.sub: ast.Sub, operator.mul: ast.Mult}
+#: Types whose iteration only reads them.
 _PLAIN_ITERABLES = frozenset(
-    "list tuple dict set frozenset range str ndarray Tensor deque dict_keys dict_values dict_items "
-    "ModuleList ModuleDict Sequential ParameterList".split()
+    (
+        *("list", "tuple", "dict", "set", "frozenset", "range", "str", "ndarray", "Tensor"),
+        *("deque", "dict_keys", "dict_values", "dict_items"),
+        *("ModuleList", "ModuleDict", "Sequential", "ParameterList"),
+    )
 )
 
 
@@ -393,8 +413,10 @@ class Scope:
         for source in nodes_in(LoopView(owner).bounds):
             yield from self._reads([source], states=True)
             spec = facts.get(source).spec
-            if spec is not None and spec.kind == "object" and (
-                spec.type_name.rsplit(".", 1)[-1] not in _PLAIN_ITERABLES
+            if (
+                spec is not None
+                and spec.kind == "object"
+                and (spec.type_name.rsplit(".", 1)[-1] not in _PLAIN_ITERABLES)
             ):
                 yield from _UNKNOWN
 
@@ -474,9 +496,7 @@ def _eliminate(effect: Effect, symbol: sympy.Symbol | None) -> Effect:
     """An effect of all trips of a loop: every index that hangs on its symbol covers the axis."""
     if symbol is None or effect.region is None:
         return effect
-    axes = tuple(
-        None if i is None or symbol in i.free_symbols else i for i in effect.region.index
-    )
+    axes = tuple(None if i is None or symbol in i.free_symbols else i for i in effect.region.index)
     if axes == effect.region.index:
         return effect
     region = Region(axes) if any(a is not None for a in axes) else None

@@ -207,7 +207,7 @@ def distance(
     symbol: sympy.Symbol | None,
     *,
     step: int | None = 1,
-) -> int | None | Never:
+) -> int | Never | None:
     """How many trips after ``a`` touches its region ``b`` touches the same.
 
     ``symbol`` is the index of the loop, which grows by ``step`` a trip (``None``: by an unknown
@@ -230,7 +230,7 @@ def distance(
 @lru_cache(maxsize=8192)
 def _axis_distance(
     i: sympy.Expr, j: sympy.Expr, symbol: sympy.Symbol | None, step: int | None
-) -> int | None | Never:
+) -> int | Never | None:
     a, b = linear(i), linear(j)
     if a is None or b is None or a.without(symbol) != b.without(symbol):
         return None

@@ -1,0 +1,552 @@
+"""The only code that mutates a program. Every node it makes or changes is stamped with its pass.
+
+A rewrite that would break a dependence raises at once where it can be told from the program itself
+(moving, hoisting); everything else is left to ``verify`` after the pass.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch.fx as fx
+
+from rose_compiler.base.errors import VerifyError, fail
+from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
+from rose_compiler.ir import bodies, facts, program
+from rose_compiler.ir.deps import Dependences, place, title
+from rose_compiler.ir.ops import BRANCH, BUILTINS, LOOP, STATE, Op
+from rose_compiler.ir.program import Builder, LoopView, Program, Value, is_call, is_item
+from rose_compiler.ir.scope import nodes_in
+
+#: Facts that say where or how fast a node runs, not what it is: changing them is no rewrite.
+_PLACEMENT = frozenset({"slot", "cost", "spec"})
+
+
+@dataclass
+class Fuel:
+    """How many rewrites may still be applied; ``None``: any number. Shared between passes."""
+
+    left: int | None = None
+
+
+class Rewriter:
+    """Changes one program on behalf of one pass.
+
+    ``fuel`` limits how many rewrites may be applied: a pass asks :meth:`spend` before each, and
+    :meth:`applied` counts it. ``context`` is whatever the manager hands to its passes.
+    """
+
+    def __init__(
+        self,
+        of: Program,
+        log: RemarkLog,
+        pass_name: str,
+        fuel: Fuel | int | None = None,
+        context: Any = None,
+    ) -> None:
+        self.program = of
+        self.log = log
+        self.pass_name = pass_name
+        self.fuel = fuel if isinstance(fuel, Fuel) else Fuel(fuel)
+        self.context = context
+        self.rewrites = 0
+        self._deps: Dependences | None = None
+
+    # -- questions
+
+    @property
+    def deps(self) -> Dependences:
+        """The dependences of the program as it stands now; kept until the next change."""
+        if self._deps is None:
+            self._deps = Dependences(self.program)
+        return self._deps
+
+    def spend(self) -> bool:
+        """Whether one more rewrite may be applied."""
+        return self.fuel.left is None or self.fuel.left > 0
+
+    def owner(self, graph: fx.Graph) -> fx.Node | None:
+        """The loop or branch that a body belongs to; ``None`` for the root graph.
+
+        Raises:
+            ValueError: when the graph belongs to no body of the program.
+        """
+        if graph is self.program.graph:
+            return None
+        for module in bodies.modules(self.program.root):
+            for node, child in program.children(module):
+                if child.graph is graph:
+                    return node
+        raise ValueError("the graph is no body of this program")
+
+    # -- remarks
+
+    def applied(
+        self, node: fx.Node, why: str, code: str | None = None, gain: float | None = None
+    ) -> None:
+        """Report a rewrite that was done, and count it. ``gain`` in seconds an iteration."""
+        self.rewrites += 1
+        if self.fuel.left is not None:
+            self.fuel.left -= 1
+        where = place(node)
+        self.log.add(
+            Remark(
+                "applied",
+                self.pass_name,
+                (where,) if where else (),
+                code or self.pass_name,
+                why,
+                gain=gain,
+            )
+        )
+
+    def missed(self, node: fx.Node, blocker: Blocker) -> None:
+        """Report a rewrite that was not done, and what was in the way."""
+        where = place(node)
+        self.log.add(Remark.from_blocker(self.pass_name, blocker, (where,) if where else ()))
+
+    # -- making nodes
+
+    def call(
+        self,
+        op: Op,
+        *args: Value,
+        before: fx.Node | None = None,
+        after: fx.Node | None = None,
+        like: fx.Node | None = None,
+        name: str | None = None,
+        **known: Any,
+    ) -> fx.Node:
+        """Call an operation at a place; outer values are captured. ``like`` gives line and modes.
+
+        Raises:
+            ValueError: for an argument that no enclosing graph holds, or not exactly one place.
+        """
+        with self._at(before, after) as graph:
+            used = fx.node.map_aggregate(args, lambda v: self.use(v, graph))
+            node = graph.create_node("call_function", op, used, {}, name=name or op.name)
+        self._register(op)
+        self._stamp(node, like, known)
+        return node
+
+    def item(self, node: fx.Node, position: int) -> fx.Node:
+        """The node that picks one result of a tuple, directly behind it."""
+        for user in node.users:
+            if is_item(user) and user.args[1] == position:
+                node.append(user)
+                self._changed()
+                return user
+        with node.graph.inserting_after(node):
+            picked = node.graph.create_node("call_function", operator.getitem, (node, position))
+        facts.copy(node, picked, pass_name=self.pass_name)
+        facts.put(picked, loop=None, state="", slot=None)
+        self._changed()
+        return picked
+
+    def builder(self, *, before: fx.Node) -> Builder:
+        """A builder whose calls, loops and branches are put in front of a node."""
+        return _Site(self, before)
+
+    def new_loop(
+        self,
+        *,
+        before: fx.Node,
+        bounds: tuple[Value, ...],
+        carried: tuple[Value, ...] = (),
+        known: facts.LoopFacts | None = None,
+        like: fx.Node | None = None,
+    ) -> LoopBuilder:
+        """Start a loop in front of a node: fill its body, then ``close`` it."""
+        return LoopBuilder(_Site(self, before), bounds, carried, known or facts.LoopFacts(), like)
+
+    def clone(
+        self, node: fx.Node, args_map: Mapping[fx.Node, Value], *, before: fx.Node
+    ) -> fx.Node:
+        """A copy of a node, bodies included, its arguments replaced where ``args_map`` has them.
+
+        A copied alloc is a new instance. Where a state is replaced by another one, the aliases of
+        the copy follow.
+        """
+        renamed = {
+            facts.get(old).state: facts.get(new).state
+            for old, new in args_map.items()
+            if isinstance(new, fx.Node) and facts.get(old).state and facts.get(new).state
+        }
+        module = before.graph.owning_module
+        assert module is not None
+        with before.graph.inserting_before(before):
+            attributes: dict[fx.Node, Value] = {}
+            for used in node.all_input_nodes:
+                if used.op == "get_attr":
+                    child = bodies.copied(
+                        program.body_of(node, used), self.program, renamed, self.pass_name
+                    )
+                    name = bodies.attach(module, str(used.target), child)
+                    attributes[used] = before.graph.create_node("get_attr", name)
+
+            def mapped(used: fx.Node) -> Value:
+                return self.use(attributes.get(used, args_map.get(used, used)), before.graph)
+
+            args = fx.node.map_arg(node.args, mapped)
+            copy = before.graph.create_node(
+                node.op, node.target, args, dict(node.kwargs), name=node.name
+            )
+        facts.copy(node, copy, pass_name=self.pass_name)
+        bodies.rename(copy, renamed)
+        if is_call(node) and not is_call(node, STATE) and facts.get(node).state.startswith("%"):
+            facts.put(copy, state=bodies.fresh_state(self.program, f"%{copy.name}"))
+        self._sync(copy)
+        self._changed()
+        return copy
+
+    # -- changing nodes
+
+    def set_facts(self, node: fx.Node, **changes: Any) -> None:
+        """Change some facts of a node."""
+        facts.put(node, **changes)
+        if not changes.keys() <= _PLACEMENT:
+            facts.put(node, origin=facts.get(node).origin.stamped(self.pass_name))
+            self._changed()
+
+    def replace(self, node: fx.Node, value: Value) -> None:
+        """Let every user of a node use ``value`` instead; ``value`` itself may go on using it.
+
+        In bodies that captured the node the new value is seen, a constant included.
+        """
+        value = self.use(value, node.graph)
+        for user in list(node.users):
+            if user is value:
+                continue
+            if not isinstance(value, fx.Node) and _captures(user, node):
+                self._inline(user, node, value)
+            user.args = fx.node.map_arg(user.args, lambda n: value if n is node else n)
+            user.kwargs = fx.node.map_arg(user.kwargs, lambda n: value if n is node else n)
+            if isinstance(value, fx.Node) and _captures(user, value):
+                bodies.merge_captured(user)
+                self._sync(user)
+            if user.op != "output":
+                facts.put(user, origin=facts.get(user).origin.stamped(self.pass_name))
+        self._changed()
+
+    def erase(self, node: fx.Node) -> None:
+        """Take a node out that nobody uses, with its bodies.
+
+        Raises:
+            ValueError: when the node is still used.
+        """
+        if node.users:
+            raise ValueError(f"{node} is still used by {', '.join(map(str, node.users))}")
+        attributes = [n for n in node.all_input_nodes if n.op == "get_attr"]
+        node.graph.erase_node(node)
+        for used in attributes:
+            if not used.users:
+                used.graph.erase_node(used)
+                delattr(used.graph.owning_module, str(used.target))
+        self._changed()
+
+    def move(
+        self, node: fx.Node, *, before: fx.Node | None = None, after: fx.Node | None = None
+    ) -> None:
+        """Put a node at another place of its body.
+
+        Raises:
+            VerifyError: when a dependence holds it where it is.
+            ValueError: when the place is in another body, or not exactly one is given.
+        """
+        anchor = before if before is not None else after
+        if anchor is None or (before is not None and after is not None):
+            raise ValueError("exactly one of before= and after= is needed")
+        if anchor.graph is not node.graph:
+            raise ValueError(f"{anchor} is in another body than {node}")
+        if anchor is node:
+            return
+        order = {n: k for k, n in enumerate(node.graph.nodes)}
+        here, there = order[node], order[anchor]
+        for edge in self.deps.edges(node.graph):
+            if not edge.applies(0):
+                continue
+            crossed = order[edge.dst] if edge.src is node else order[edge.src]
+            forward = edge.src is node and here < crossed < there + (before is None)
+            backward = edge.dst is node and there - (before is None) < crossed < here
+            if backward and before is None and crossed == there:
+                backward = False
+            if forward or backward:
+                raise self._illegal(node, edge.dst if forward else edge.src, str(edge))
+        if before is not None:
+            before.prepend(node)
+        else:
+            anchor.append(node)
+        for used in node.all_input_nodes:
+            # bodies and states below a root stand anywhere in front of their user
+            if (used.op == "get_attr" or is_call(used, STATE)) and used > node:
+                node.prepend(used)
+        facts.put(node, origin=facts.get(node).origin.stamped(self.pass_name))
+        self._changed()
+
+    def hoist(self, node: fx.Node, *, out_of: LoopView | fx.Node) -> fx.Node:
+        """Move an operation of a loop's body in front of the loop; the body captures its value.
+
+        Raises:
+            VerifyError: when it varies from trip to trip, writes, or reads what the loop writes.
+            ValueError: when the node is not directly in the loop's body.
+        """
+        loop = out_of if isinstance(out_of, LoopView) else LoopView(out_of)
+        if node.graph is not loop.graph:
+            raise ValueError(f"{node} is not directly in the body of {loop.label}")
+        for edge in self.deps.edges(node.graph):
+            if node in (edge.src, edge.dst) and edge.kind in ("flow", "anti", "output"):
+                other = edge.dst if edge.src is node else edge.src
+                raise self._illegal(node, other, str(edge))
+        writes = [str(e) for e in self.deps.effects(node) if e.write]
+        if writes or (facts.get(node).state and not is_call(node, STATE)):
+            raise self._illegal(node, loop.node, ", ".join(writes) or "an instance a trip")
+        outside = {used: self._outside(loop, used) for used in node.all_input_nodes}
+        moved = self._lifted(loop, node, outside)
+        self.replace(node, self.import_value(loop.node, moved))
+        self.erase(node)
+        return moved
+
+    def _outside(self, loop: LoopView, used: fx.Node) -> Value:
+        if used in loop.captured_params:
+            return loop.outer(used)
+        if is_call(used, STATE):
+            return self.hoist(used, out_of=loop)
+        if used.op == "get_attr":
+            return used
+        raise self._illegal(loop.node, used, f"{used} varies from trip to trip")
+
+    def _lifted(self, loop: LoopView, node: fx.Node, outside: dict[fx.Node, Value]) -> fx.Node:
+        moved = self.clone(node, outside, before=loop.node)
+        if facts.get(node).state:
+            facts.put(moved, state=facts.get(node).state)
+        return moved
+
+    # -- nesting
+
+    def use(self, value: Value, graph: fx.Graph) -> Value:
+        """``value`` as seen in ``graph``: captured, level by level, where it lives further out.
+
+        Raises:
+            ValueError: when no graph around ``graph`` holds the value.
+        """
+        if not isinstance(value, fx.Node) or value.graph is graph:
+            return value
+        owner = self.owner(graph)
+        if owner is None:
+            raise ValueError(f"{value} belongs to no graph around the place it is used at")
+        return self.import_value(owner, value, graph=graph)
+
+    def import_value(
+        self, owner: fx.Node, value: Value, *, graph: fx.Graph | None = None
+    ) -> fx.Node:
+        """Capture an outer value for the body of a loop or branch; the placeholder inside.
+
+        Both arms of a branch get one; ``graph`` says in which to return it (the first if left out).
+        """
+        value = self.use(value, owner.graph)
+        graphs = bodies.graphs_of(owner)
+        if value not in owner.args[3]:  # type: ignore[operator]
+            known = facts.get(value)
+            for body in graphs:
+                param = bodies.add_placeholder(body, value.name)
+                facts.put(
+                    param,
+                    role="captured",
+                    state=known.state,
+                    spec=known.spec,
+                    alias=known.alias,
+                    borrowed=known.borrowed,
+                )
+            owner.args = (*owner.args[:3], (*owner.args[3], value))  # type: ignore[misc]
+            self._changed()
+        return bodies.captured_param(owner, value, graph or graphs[0])
+
+    def add_carried(
+        self, loop: LoopView | fx.Node, init: Value, next_value: Value | Callable[[fx.Node], Value]
+    ) -> tuple[fx.Node, fx.Node]:
+        """Carry one more value from trip to trip; its placeholder in the body and its final value.
+
+        ``next_value`` is a value of the body, or a function that makes it from the placeholder. An
+        exit in front of the next value hands out the current one.
+        """
+        view = loop if isinstance(loop, LoopView) else LoopView(loop)
+        count = len(view.carried_init)
+        last = [view.index, *view.carried][-1]
+        with view.graph.inserting_after(last):
+            param = view.graph.placeholder("carried")
+        body, bounds, carried, captured = view.node.args
+        init = self.use(init, view.node.graph)
+        view.node.args = (body, bounds, (*carried, init), captured)  # type: ignore[misc]
+        known = facts.get(init) if isinstance(init, fx.Node) else facts.Facts()
+        facts.put(param, role="carried", spec=known.spec, alias=known.alias)
+        self._changed()
+        following = next_value(param) if callable(next_value) else next_value
+        following = self.use(following, view.graph)
+        output = program.output_node(view.graph)
+        output.args = ((*output.args[0], following),)  # type: ignore[misc]
+        for at in bodies.exits(view.graph):
+            top = at
+            while top.graph is not view.graph:
+                top = self._owner_of(top)
+            ready = not isinstance(following, fx.Node) or following < top
+            handed = following if ready else param
+            at.args = (at.args[0], (*at.args[1], self.use(handed, at.graph)))  # type: ignore[misc]
+        self._changed()
+        return param, self.item(view.node, count)
+
+    # -- inner workings
+
+    def _owner_of(self, node: fx.Node) -> fx.Node:
+        owner = self.owner(node.graph)
+        assert owner is not None
+        return owner
+
+    @contextmanager
+    def _at(self, before: fx.Node | None, after: fx.Node | None) -> Iterator[fx.Graph]:
+        anchor = before if before is not None else after
+        if anchor is None or (before is not None and after is not None):
+            raise ValueError("exactly one of before= and after= is needed")
+        if before is not None:
+            point = anchor.graph.inserting_before(anchor)
+        else:
+            if anchor.op == "placeholder":
+                anchor = program.placeholders(anchor.graph)[-1]
+            point = anchor.graph.inserting_after(anchor)
+        with point:
+            yield anchor.graph
+
+    def _register(self, op: Op) -> None:
+        if op.name not in BUILTINS or BUILTINS[op.name].op is not op:
+            self.program.ops.add(op)
+        self._changed()
+
+    def _stamp(self, node: fx.Node, like: fx.Node | None, known: Mapping[str, Any]) -> None:
+        source = facts.get(like) if like is not None else facts.Facts()
+        stamped = known.get("origin", source.origin).stamped(self.pass_name)
+        facts.put(node, **{"context": source.context, **known, "origin": stamped})
+
+    def _inline(self, owner: fx.Node, outer: fx.Node, value: Value) -> None:
+        """Let a body use a constant where it captured a node."""
+        for graph in bodies.graphs_of(owner):
+            param = bodies.captured_param(owner, outer, graph)
+            self.replace(param, value)
+            graph.erase_node(param)
+        captured = tuple(n for n in owner.args[3] if n is not outer)  # type: ignore[union-attr]
+        owner.args = (*owner.args[:3], captured)
+
+    def _sync(self, owner: fx.Node) -> None:
+        """Let captured placeholders below a node stand for the states that are captured now."""
+        if not (is_call(owner, LOOP) or is_call(owner, BRANCH)):
+            return
+        for graph in bodies.graphs_of(owner):
+            for outer in owner.args[3]:  # type: ignore[union-attr]
+                known = facts.get(outer)  # type: ignore[arg-type]
+                param = bodies.captured_param(owner, outer, graph)  # type: ignore[arg-type]
+                facts.put(param, state=known.state, alias=known.alias, borrowed=known.borrowed)
+                for user in param.users:
+                    if is_call(user, STATE):
+                        facts.put(user, state=f"{known.state}.{user.args[1]}")
+                    if _captures(user, param):
+                        self._sync(user)
+
+    def _changed(self) -> None:
+        self._deps = None
+
+    def _illegal(self, node: fx.Node, other: fx.Node, found: str) -> VerifyError:
+        error = fail(
+            "verify-dependence",
+            f"pass {self.pass_name!r} moves {title(node)}, which depends on {title(other)}",
+            where=place(node),
+            expected="a place that no dependence forbids",
+            found=found,
+        )
+        assert isinstance(error, VerifyError)
+        return error
+
+
+def _captures(owner: fx.Node, value: Value) -> bool:
+    structure = is_call(owner, LOOP) or is_call(owner, BRANCH)
+    return structure and any(n is value for n in nodes_in(owner.args[3]))
+
+
+class _Stamping(Builder):
+    """A builder whose nodes carry the pass that makes them."""
+
+    def __init__(self, rewriter: Rewriter, parent: Builder | None) -> None:
+        super().__init__(parent)
+        self.rewriter = rewriter
+
+    def call(
+        self,
+        op: Op,
+        *args: Value,
+        name: str | None = None,
+        like: fx.Node | None = None,
+        **known: Any,
+    ) -> fx.Node:
+        node = super().call(op, *args, name=name, **known)
+        self.rewriter._register(op)
+        self.rewriter._stamp(node, like, known)
+        return node
+
+    def nested(self) -> Builder:
+        """A builder of a body below this graph."""
+        return _Stamping(self.rewriter, self)
+
+
+class _Site(_Stamping):
+    """Builds into a graph that exists, in front of a node."""
+
+    def __init__(self, rewriter: Rewriter, before: fx.Node) -> None:
+        super().__init__(rewriter, None)
+        self.graph = before.graph
+        module = before.graph.owning_module
+        assert module is not None
+        self.module = module
+        self.before = before
+
+    def use(self, value: Value) -> Value:
+        return self.rewriter.use(value, self.graph)
+
+    def call(self, *args: Any, **known: Any) -> fx.Node:
+        with self.graph.inserting_before(self.before):
+            return super().call(*args, **known)
+
+    def item(self, node: fx.Node, position: int, name: str | None = None) -> fx.Node:
+        with self.graph.inserting_before(self.before):
+            return super().item(node, position, name)
+
+    def attach(self, stem: str, child: fx.GraphModule) -> fx.Node:
+        with self.graph.inserting_before(self.before):
+            return super().attach(stem, child)
+
+
+class LoopBuilder(_Stamping):
+    """The body of a loop that is being made: ``index`` and ``params`` are its placeholders."""
+
+    def __init__(
+        self,
+        site: _Site,
+        bounds: tuple[Value, ...],
+        carried: tuple[Value, ...],
+        known: facts.LoopFacts,
+        like: fx.Node | None,
+    ) -> None:
+        super().__init__(site.rewriter, site)
+        self._site, self._bounds, self._init, self._known = site, bounds, carried, known
+        self._like = like
+        self.index = self.placeholder(known.index or "i", "index")
+        self.params = tuple(
+            self.placeholder(v.name if isinstance(v, fx.Node) else "carried", "carried")
+            for v in carried
+        )
+
+    def close(self, outputs: tuple[Value, ...] = ()) -> fx.Node:
+        """End the body with the next carried values; the loop's node."""
+        return self._site.loop(
+            self, outputs, self._bounds, self._init, self._known, like=self._like
+        )
