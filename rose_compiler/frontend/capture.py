@@ -22,6 +22,7 @@ from rose_compiler.base.errors import SourceLocation, fail
 from rose_compiler.frontend import components, liveness, refuse, rewrite_ast, source
 from rose_compiler.frontend.blocks import BlockMaker
 from rose_compiler.frontend.calls import CallLowering
+from rose_compiler.frontend.modes import context_of
 from rose_compiler.frontend.loops import LoopFrame, LoopLowering, maybe_unbound
 from rose_compiler.frontend.scope import Missing, Scope, Session, Static, is_scalar
 from rose_compiler.frontend.source import FunctionSource
@@ -392,24 +393,6 @@ class Lowering(CallLowering, LoopLowering):
         if isinstance(binding, fx.Node):
             return builder.use(binding)
         return binding
-
-
-def context_of(
-    target: Any, args: tuple[Any, ...], keywords: tuple[Any, ...]
-) -> facts.Context | None:
-    """The context a call of ``target`` enters, if it is a thread-local mode of torch or a marker of ours."""
-    if target in (torch.no_grad, torch.enable_grad, torch.inference_mode):
-        if target is torch.inference_mode and (args or keywords):
-            mode = args[0] if args else keywords[0][1]
-            return facts.Context("inference_mode", (bool(mode),))
-        return facts.Context(target.__name__)
-    if target is torch.set_grad_enabled and len(args) == 1:
-        return facts.Context("enable_grad" if args[0] else "no_grad")
-    if target is torch.autocast:
-        return facts.Context("autocast", (*args, *keywords))
-    if getattr(target, "__rose_phase__", False):
-        return facts.Context("phase", args)
-    return None
 
 
 def _names_of_tuple(target: ast.expr) -> list[str] | None:

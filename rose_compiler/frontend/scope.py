@@ -38,7 +38,6 @@ class Static:
         return f"{self.root}.{self.path}" if self.path else self.root
 
 
-@dataclass
 class Missing:
     """What :meth:`Scope.fold` answers for what is not known at capture."""
 
