@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import pickle
 import struct
 import subprocess
@@ -77,7 +78,7 @@ class ProcessShard:
         code = f"from bench.handwritten_envs import worker; worker({self.mem.name!r},{n},{seed},{skip},{r1},{w2})"
         self.p = subprocess.Popen(
             [sys.executable, "-c", code], pass_fds=(r1, w2), stderr=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=str(pathlib.Path(__file__).resolve().parents[1]),
         )
         os.close(r1)
         os.close(w2)

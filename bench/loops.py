@@ -47,9 +47,9 @@ class Config:
 
 SHAPES: dict[str, Config] = {
     "a": Config(1, 2048, 64, 2, 10, 32, (1,), hosts="inline"),
-    "b": Config(64, 32, 512, 3, 4, 4, (16,) * 4, hosts="inline", simulator="envpool"),
-    "c": Config(32, 64, 256, 2, 4, 8, (8,) * 4),
-    "d": Config(64, 32, 512, 3, 4, 4, (16,) * 4),
+    "b": Config(64, 32, 512, 3, 1, 4, (16,) * 4, hosts="inline", simulator="envpool"),
+    "c": Config(32, 64, 256, 2, 2, 8, (16,) * 2),
+    "d": Config(64, 32, 512, 3, 1, 4, (32,) * 2),
 }
 
 
@@ -232,7 +232,10 @@ def make(
         cfg.simulator, cfg.hosts, shards or cfg.shards, seed, cfg.frame_skips, threads
     )
     torch.manual_seed(seed)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # orthogonal initialization differs in bits with the thread count
     agent = Agent(OBS, ACT, cfg.hidden, cfg.layers)
+    torch.set_num_threads(before)
     optimizer = torch.optim.Adam(agent.parameters(), lr=cfg.lr, eps=1e-5)
     next_obs = torch.as_tensor(envs.reset(), dtype=torch.float32)
     return Setup(
