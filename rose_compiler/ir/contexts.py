@@ -1,0 +1,45 @@
+"""The thread-local modes that operations run under, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from rose_compiler.ir.facts import Context
+
+
+def _phase(*name: Any) -> AbstractContextManager[Any]:
+    return nullcontext()
+
+
+#: Kinds of contexts and what enters each. "phase" only names a stretch of the user's code.
+CONTEXTS: dict[str, Callable[..., AbstractContextManager[Any]]] = {
+    "no_grad": torch.no_grad,
+    "enable_grad": torch.enable_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": torch.autocast,
+    "phase": _phase,
+}
+
+
+def make(context: Context) -> AbstractContextManager[Any]:
+    """The context manager of a context. Pairs among its arguments are keywords.
+
+    Raises:
+        KeyError: for a kind that :data:`CONTEXTS` does not have.
+    """
+    words = dict(a for a in context.args if isinstance(a, tuple))
+    args = [a for a in context.args if not isinstance(a, tuple)]
+    return CONTEXTS[context.kind](*args, **words)
+
+
+@contextmanager
+def entered(contexts: tuple[Context, ...]) -> Iterator[None]:
+    """Enter the contexts, outermost first."""
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(make(context))
+        yield
