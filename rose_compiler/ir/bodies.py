@@ -11,8 +11,8 @@ import torch
 import torch.fx as fx
 
 from rose_compiler.ir import facts, program
-from rose_compiler.ir.ops import BRANCH, BREAK_IF, CONTINUE_IF, LOOP
-from rose_compiler.ir.program import BranchView, LoopView, Program, is_call
+from rose_compiler.ir.ops import BRANCH, BREAK_IF, CONTINUE_IF, LOOP, STATE
+from rose_compiler.ir.program import BranchView, LoopView, Program, Value, is_call
 
 
 def modules(root: fx.GraphModule) -> Iterator[fx.GraphModule]:
@@ -20,6 +20,21 @@ def modules(root: fx.GraphModule) -> Iterator[fx.GraphModule]:
     yield root
     for _, child in program.children(root):
         yield from modules(child)
+
+
+def owner(of: Program, graph: fx.Graph) -> fx.Node | None:
+    """The loop or branch that a body belongs to; ``None`` for the root graph.
+
+    Raises:
+        ValueError: when the graph belongs to no body of the program.
+    """
+    if graph is of.graph:
+        return None
+    for module in modules(of.root):
+        for node, child in program.children(module):
+            if child.graph is graph:
+                return node
+    raise ValueError("the graph is no body of this program")
 
 
 def graphs_of(owner: fx.Node) -> tuple[fx.Graph, ...]:
@@ -61,6 +76,58 @@ def add_placeholder(graph: fx.Graph, name: str) -> fx.Node:
             return graph.placeholder(name)
     with graph.inserting_before(next(iter(graph.nodes))):
         return graph.placeholder(name)
+
+
+def stand_for(param: fx.Node, outer: fx.Node) -> None:
+    """Give a captured placeholder the facts of the value it stands for."""
+    known = facts.get(outer)
+    facts.put(
+        param,
+        role="captured",
+        state=known.state,
+        spec=known.spec,
+        alias=known.alias,
+        borrowed=known.borrowed,
+        maybe_unbound=known.maybe_unbound,
+    )
+
+
+def captures(owner: fx.Node, value: fx.Node) -> bool:
+    """Whether a node is a loop or branch that captures a value."""
+    structure = is_call(owner, LOOP) or is_call(owner, BRANCH)
+    return structure and any(n is value for n in owner.args[3])  # type: ignore[union-attr]
+
+
+def sync(owner: fx.Node) -> None:
+    """Let captured placeholders below a node stand for what is captured now."""
+    if not (is_call(owner, LOOP) or is_call(owner, BRANCH)):
+        return
+    for graph in graphs_of(owner):
+        for outer in owner.args[3]:  # type: ignore[union-attr]
+            param = captured_param(owner, outer, graph)  # type: ignore[arg-type]
+            stand_for(param, outer)  # type: ignore[arg-type]
+            for user in param.users:
+                if is_call(user, STATE):
+                    facts.put(user, state=f"{facts.get(param).state}.{user.args[1]}")
+                if captures(user, param):
+                    sync(user)
+
+
+def add_carried_placeholder(loop: LoopView, init: Value) -> fx.Node:
+    """The placeholder of one more carried value, the last; its next value is still to be given."""
+    with loop.graph.inserting_after([loop.index, *loop.carried][-1]):
+        param = loop.graph.placeholder("carried")
+    body, bounds, carried, captured = loop.node.args
+    loop.node.args = (body, bounds, (*carried, init), captured)  # type: ignore[misc]
+    known = facts.get(init) if isinstance(init, fx.Node) else facts.Facts()
+    facts.put(param, role="carried", alias=known.alias, borrowed=known.borrowed)
+    return param
+
+
+def hand_on(loop: LoopView, value: Value) -> None:
+    """Append a next carried value to a body's output."""
+    output = program.output_node(loop.graph)
+    output.args = ((*output.args[0], value),)  # type: ignore[misc]
 
 
 def merge_captured(owner: fx.Node) -> None:

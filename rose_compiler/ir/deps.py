@@ -7,46 +7,21 @@ wait for it. ``docs/house.md`` states what may leave program order: whatever no 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable
 
 import networkx as nx
 import torch.fx as fx
 
 from rose_compiler.base.errors import SourceLocation
 from rose_compiler.base.remarks import Blocker
-from rose_compiler.ir import facts, program, sym
-from rose_compiler.ir.effects import EVERYTHING, Effect, related
-from rose_compiler.ir.ops import BRANCH, BREAK_IF, LOOP, STATE, OpTable
+from rose_compiler.ir import facts, program
+from rose_compiler.ir.edges import Edge as Edge
+from rose_compiler.ir.edges import Finder, takes_part
+from rose_compiler.ir.effects import EVERYTHING, Effect
+from rose_compiler.ir.ops import LOOP, OpTable
 from rose_compiler.ir.program import LoopView, Program, is_call, is_item
-from rose_compiler.ir.scope import OUTPUTS, Iteration, Scope, nodes_in, root_of
-
-Kind = Literal["value", "flow", "anti", "output", "control"]
-
-
-@dataclass(frozen=True)
-class Edge:
-    """``dst`` waits for ``src``.
-
-    ``state`` names what both touch, for dependences through effects. ``distance`` is the exact
-    number of trips between them, or ``None`` for any number from ``least`` on.
-    """
-
-    src: fx.Node
-    dst: fx.Node
-    kind: Kind
-    state: str | None = None
-    distance: int | None = 0
-    least: int = 0
-
-    def applies(self, distance: int) -> bool:
-        """Whether it holds between trips that lie this far apart."""
-        return distance >= self.least if self.distance is None else distance == self.distance
-
-    def __str__(self) -> str:
-        far = f"{self.least}.." if self.distance is None else str(self.distance)
-        return f"{self.src} -> {self.dst} [{self.kind} {self.state or ''} {far}]"
+from rose_compiler.ir.scope import OUTPUTS, root_of
+from rose_compiler.ir.summary import Summary
 
 
 def effects_of(node: fx.Node, of: Program | None = None) -> tuple[Effect, ...]:
@@ -60,7 +35,7 @@ def effects_of(node: fx.Node, of: Program | None = None) -> tuple[Effect, ...]:
         owner = node.graph.owning_module
         assert isinstance(owner, fx.GraphModule)
         of = Program("", owner, OpTable())
-    return Scope(of).effects(node)
+    return Summary(of).effects(node)
 
 
 class Dependences:
@@ -68,7 +43,7 @@ class Dependences:
 
     def __init__(self, of: Program) -> None:
         self.program = of
-        self.scope = Scope(of)
+        self.scope = Summary(of)
         self._edges: dict[fx.Graph, tuple[Edge, ...]] = {}
         self._by_source: dict[fx.Graph, dict[fx.Node, list[Edge]]] = {}
 
@@ -81,7 +56,7 @@ class Dependences:
     def edges(self, graph: fx.Graph) -> tuple[Edge, ...]:
         """All dependences between nodes of one body, those between trips of its loop included."""
         if graph not in self._edges:
-            self._edges[graph] = tuple(_Finder(self.scope, graph).run())
+            self._edges[graph] = tuple(Finder(self.scope, graph).run())
         return self._edges[graph]
 
     def between(self, a: fx.Node, b: fx.Node, distance: int = 0) -> tuple[Edge, ...]:
@@ -120,7 +95,7 @@ class Dependences:
     def network(self, graph: fx.Graph) -> nx.MultiDiGraph:
         """The dependences of one body as a networkx graph; edges carry ``edge``."""
         net = nx.MultiDiGraph()
-        net.add_nodes_from(n for n in graph.nodes if _takes_part(n))
+        net.add_nodes_from(n for n in graph.nodes if takes_part(n))
         net.add_edges_from((e.src, e.dst, {"edge": e}) for e in self.edges(graph))
         return net
 
@@ -166,206 +141,6 @@ def _unwind(
         at, edge = came[at]
         edges.append(edge)
     return tuple(reversed(edges))
-
-
-def _takes_part(node: fx.Node) -> bool:
-    return node.op == "call_function" and not is_call(node, STATE)
-
-
-class _Finder:
-    """Finds the edges of one body."""
-
-    def __init__(self, scope: Scope, graph: fx.Graph) -> None:
-        self.scope = scope
-        self.graph = graph
-        self.is_loop = graph in scope.iteration
-        self.iteration = scope.iteration.get(graph, Iteration())
-        self.nodes = [n for n in graph.nodes if _takes_part(n)]
-        self.private = scope.private(graph)
-        # by (src, dst, kind, state): exact distances, and the least of the inexact ones
-        self.exact: dict[tuple[fx.Node, fx.Node, Kind, str | None], set[int]] = {}
-        self.any_from: dict[tuple[fx.Node, fx.Node, Kind, str | None], int] = {}
-
-    def run(self) -> Iterator[Edge]:
-        self._values()
-        self._effects()
-        self._control()
-        for key in dict.fromkeys([*self.exact, *self.any_from]):
-            least = self.any_from.get(key)
-            for d in sorted(self.exact.get(key, ())):
-                if least is None or d < least:
-                    yield Edge(*key, distance=d, least=d)
-            if least is not None:
-                yield Edge(*key, distance=None, least=least)
-
-    def _add(
-        self,
-        src: fx.Node,
-        dst: fx.Node,
-        kind: Kind,
-        state: str | None,
-        distance: int | None,
-        least: int = 0,
-    ) -> None:
-        key = (src, dst, kind, state)
-        trips = self.iteration.trips
-        if distance is not None:
-            if trips is None or distance == 0 or distance < trips:
-                self.exact.setdefault(key, set()).add(distance)
-        elif trips is not None and least >= max(trips - 1, 1):
-            # the last distance there is room for, or none
-            if least < trips:
-                self.exact.setdefault(key, set()).add(least)
-        elif trips is not None and trips <= 1:
-            self.exact.setdefault(key, set()).add(0)
-        else:
-            self.any_from[key] = min(least, self.any_from.get(key, least))
-
-    # -- values
-
-    def _values(self) -> None:
-        for node in self.nodes:
-            for used in node.all_input_nodes:
-                if _takes_part(used):
-                    self._add(used, node, "value", None, 0)
-        if self.is_loop and (owner := self.scope.owner[self.graph]) is not None:
-            self._carried(LoopView(owner))
-
-    def _carried(self, loop: LoopView) -> None:
-        carried = loop.carried
-        position = {p: k for k, p in enumerate(carried)}
-        exits = [n for n in self.scope.exits(self.graph) if not is_call(n, BREAK_IF)]
-        for param in carried:
-            # carried values that are only passed on reach back further than one trip
-            users = [u for u in param.users if _takes_part(u)]
-            seen: set[tuple[int, int]] = set()
-            stack = [(position[param], 1)]
-            while stack:
-                k, distance = stack.pop()
-                if (k, distance) in seen or distance > len(carried) + 1:
-                    continue
-                seen.add((k, distance))
-                handed = list(nodes_in(loop.carried_next[k : k + 1]))
-                for at in exits:
-                    handed += nodes_in(at.args[1][k : k + 1])  # type: ignore[index]
-                for source in handed:
-                    source = self._lift(source)
-                    if source in position:
-                        stack.append((position[source], distance + 1))
-                    elif _takes_part(source):
-                        for user in users:
-                            self._add(source, user, "value", None, distance)
-
-    def _lift(self, node: fx.Node) -> fx.Node:
-        """A node in a branch of this body as the value or branch of the body that it is."""
-        found = node
-        while found.graph is not self.graph:
-            resolved = self.scope.resolve(found)
-            if resolved is not found:
-                found = resolved
-                continue
-            owner = self.scope.owner[found.graph]
-            if owner is None:
-                break
-            found = owner
-        return found
-
-    # -- effects
-
-    def _effects(self) -> None:
-        heads = program.placeholders(self.graph)[:1] if self.is_loop else []
-        touched: list[tuple[int, fx.Node, Effect]] = []
-        for at, node in enumerate([*heads, *self.nodes]):
-            touched += [(at, node, e) for e in self.scope.effects(node)]
-        buckets: dict[str, list[tuple[int, fx.Node, Effect]]] = {}
-        everything = [t for t in touched if t[2].state == EVERYTHING]
-        for t in touched:
-            if t[2].state != EVERYTHING:
-                buckets.setdefault(root_of(t[2].state), []).append(t)
-        for root, group in buckets.items():
-            carried = self.is_loop and root not in self.private
-            for n, x in enumerate(group):
-                for y in group[n:]:
-                    self._pair(x, y, carried)
-                for y in everything:
-                    self._pair(x, y, carried)
-        for n, x in enumerate(everything):
-            for y in everything[n:]:
-                self._pair(x, y, self.is_loop)
-
-    def _pair(
-        self, x: tuple[int, fx.Node, Effect], y: tuple[int, fx.Node, Effect], carried: bool
-    ) -> None:
-        if not (x[2].write or y[2].write) or not related(x[2].state, y[2].state):
-            return
-        if x[0] > y[0]:
-            x, y = y, x
-        (i, a, ea), (j, b, eb) = x, y
-        apart: int | sym.Never | None = None
-        if ea.state == eb.state:
-            apart = sym.distance(
-                ea.region, eb.region, self.iteration.symbol, step=self.iteration.step
-            )
-        if apart == "never" or (apart is not None and apart != 0 and not carried):
-            return
-        state = _named(ea.state, eb.state)
-        if apart is None:
-            if i < j:
-                self._add(a, b, _kind(ea, eb), state, None if carried else 0)
-            if carried:
-                self._add(b, a, _kind(eb, ea), state, None, 1)
-                if i == j:
-                    self._add(a, b, _kind(ea, eb), state, None, 1)
-        elif apart > 0 or (apart == 0 and i < j):
-            self._add(a, b, _kind(ea, eb), state, apart)
-        elif apart < 0:
-            self._add(b, a, _kind(eb, ea), state, -apart)
-
-    # -- control
-
-    def _control(self) -> None:
-        for at, node in enumerate(self.nodes):
-            leaves = self._leaves(node)
-            if leaves is None:
-                continue
-            for later in self.nodes[at + 1 :]:
-                self._add(node, later, "control", None, 0)
-            for earlier in self.nodes[:at]:
-                if any(e.write for e in self.scope.effects(earlier)):
-                    self._add(earlier, node, "control", None, 0)
-            if not self.is_loop:
-                continue
-            if leaves:
-                for other in self.nodes:
-                    self._add(node, other, "control", None, None, 1)
-            elif (owner := self.scope.owner[self.graph]) is not None:
-                for param in LoopView(owner).carried:
-                    for user in param.users:
-                        if _takes_part(user):
-                            self._add(node, user, "control", None, 1)
-
-    def _leaves(self, node: fx.Node) -> bool | None:
-        """Whether a node may leave the loop; False if it may only end the trip; None if neither."""
-        if program.is_exit(node):
-            return is_call(node, BREAK_IF)
-        if not is_call(node, BRANCH):
-            return None
-        view = program.BranchView(node)
-        exits = [*self.scope.exits(view.then.graph), *self.scope.exits(view.orelse.graph)]
-        return any(is_call(x, BREAK_IF) for x in exits) if exits else None
-
-
-def _kind(src: Effect, dst: Effect) -> Kind:
-    if src.write:
-        return "output" if dst.write else "flow"
-    return "anti"
-
-
-def _named(a: str, b: str) -> str:
-    """The more specific of two related state names."""
-    if EVERYTHING in (a, b):
-        return b if a == EVERYTHING else a
-    return max(a, b, key=len)
 
 
 # -- questions
@@ -436,9 +211,10 @@ def _blocker(
 ) -> Blocker:
     telling = next((e for e in chain if e.kind != "value"), chain[0])
     code, what, allow = _explain(deps, telling, distance)
-    if len(chain) > 1:
-        through = ", ".join(title(e.dst) for e in chain[:-1])
-        what = f"{title(b)} waits for {title(a)} through {through}: {what}"
+    between = [title(e.dst) for e in chain[:-1] if not is_item(e.dst)]
+    through = [t for t in dict.fromkeys(between) if t not in (title(a), title(b))]
+    if through:
+        what = f"{title(b)} waits for {title(a)} through {', '.join(through)}: {what}"
     return Blocker(code, what, allow, where=_places(a, b))
 
 
@@ -470,11 +246,7 @@ def _explain(deps: Dependences, edge: Edge, distance: int) -> tuple[str, str, st
             f"{src} reads a buffer of {state.rsplit('.', 1)[0]} that {dst} overwrites{later}",
             "a snapshot of the value",
         )
-    if (
-        state.startswith("%")
-        and deps.scope.within(edge.src.graph, edge.dst.graph)
-        and (root_of(state) in deps.scope.retained(edge.src.graph))
-    ):
+    if root_of(state) in deps.scope.retained(edge.src.graph):
         return "retained-instance", f"{what}; a call may have kept it", None
     if edge.kind == "flow" and edge.distance != 0 and not edge.applies(0):
         return "carried-dependence", what, None

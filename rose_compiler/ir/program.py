@@ -302,7 +302,7 @@ class Builder:
             op,
             used,
             {},
-            name=name or op.name,  # type: ignore[arg-type]
+            name=name or op.name,
         )
         facts.put(node, **known)
         return node
@@ -337,7 +337,7 @@ class Builder:
 
     def finish(self, outputs: Value) -> fx.GraphModule:
         """Close the graph with its output."""
-        self.graph.output(fx.node.map_aggregate(outputs, self.use))  # type: ignore[arg-type]
+        self.graph.output(fx.node.map_aggregate(outputs, self.use))
         return fx.GraphModule(self.module, self.graph)
 
     def attach(self, stem: str, child: fx.GraphModule) -> fx.Node:

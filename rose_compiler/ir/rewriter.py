@@ -16,11 +16,12 @@ import torch.fx as fx
 
 from rose_compiler.base.errors import VerifyError, fail
 from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
-from rose_compiler.ir import bodies, facts, program
+from rose_compiler.ir import bodies, facts, motion, program
 from rose_compiler.ir.deps import Dependences, place, title
-from rose_compiler.ir.ops import BRANCH, BUILTINS, LOOP, STATE, Op
+from rose_compiler.ir.ops import BUILTINS, STATE, Op
 from rose_compiler.ir.program import Builder, LoopView, Program, Value, is_call, is_item
-from rose_compiler.ir.scope import nodes_in
+from rose_compiler.ir.site import LoopBuilder as LoopBuilder
+from rose_compiler.ir.site import Site
 
 #: Facts that say where or how fast a node runs, not what it is: changing them is no rewrite.
 _PLACEMENT = frozenset({"slot", "cost", "spec"})
@@ -75,13 +76,7 @@ class Rewriter:
         Raises:
             ValueError: when the graph belongs to no body of the program.
         """
-        if graph is self.program.graph:
-            return None
-        for module in bodies.modules(self.program.root):
-            for node, child in program.children(module):
-                if child.graph is graph:
-                    return node
-        raise ValueError("the graph is no body of this program")
+        return bodies.owner(self.program, graph)
 
     # -- remarks
 
@@ -129,8 +124,8 @@ class Rewriter:
         with self._at(before, after) as graph:
             used = fx.node.map_aggregate(args, lambda v: self.use(v, graph))
             node = graph.create_node("call_function", op, used, {}, name=name or op.name)
-        self._register(op)
-        self._stamp(node, like, known)
+        self.register(op)
+        self.stamp(node, like, known)
         return node
 
     def item(self, node: fx.Node, position: int) -> fx.Node:
@@ -149,7 +144,7 @@ class Rewriter:
 
     def builder(self, *, before: fx.Node) -> Builder:
         """A builder whose calls, loops and branches are put in front of a node."""
-        return _Site(self, before)
+        return Site(self, before)
 
     def new_loop(
         self,
@@ -161,7 +156,7 @@ class Rewriter:
         like: fx.Node | None = None,
     ) -> LoopBuilder:
         """Start a loop in front of a node: fill its body, then ``close`` it."""
-        return LoopBuilder(_Site(self, before), bounds, carried, known or facts.LoopFacts(), like)
+        return LoopBuilder(Site(self, before), bounds, carried, known or facts.LoopFacts(), like)
 
     def clone(
         self, node: fx.Node, args_map: Mapping[fx.Node, Value], *, before: fx.Node
@@ -199,7 +194,7 @@ class Rewriter:
         bodies.rename(copy, renamed)
         if is_call(node) and not is_call(node, STATE) and facts.get(node).state.startswith("%"):
             facts.put(copy, state=bodies.fresh_state(self.program, f"%{copy.name}"))
-        self._sync(copy)
+        bodies.sync(copy)
         self._changed()
         return copy
 
@@ -221,13 +216,13 @@ class Rewriter:
         for user in list(node.users):
             if user is value:
                 continue
-            if not isinstance(value, fx.Node) and _captures(user, node):
+            if not isinstance(value, fx.Node) and bodies.captures(user, node):
                 self._inline(user, node, value)
             user.args = fx.node.map_arg(user.args, lambda n: value if n is node else n)
             user.kwargs = fx.node.map_arg(user.kwargs, lambda n: value if n is node else n)
-            if isinstance(value, fx.Node) and _captures(user, value):
+            if isinstance(value, fx.Node) and bodies.captures(user, value):
                 bodies.merge_captured(user)
-                self._sync(user)
+                bodies.sync(user)
             if user.op != "output":
                 facts.put(user, origin=facts.get(user).origin.stamped(self.pass_name))
         self._changed()
@@ -264,18 +259,8 @@ class Rewriter:
             raise ValueError(f"{anchor} is in another body than {node}")
         if anchor is node:
             return
-        order = {n: k for k, n in enumerate(node.graph.nodes)}
-        here, there = order[node], order[anchor]
-        for edge in self.deps.edges(node.graph):
-            if not edge.applies(0):
-                continue
-            crossed = order[edge.dst] if edge.src is node else order[edge.src]
-            forward = edge.src is node and here < crossed < there + (before is None)
-            backward = edge.dst is node and there - (before is None) < crossed < here
-            if backward and before is None and crossed == there:
-                backward = False
-            if forward or backward:
-                raise self._illegal(node, edge.dst if forward else edge.src, str(edge))
+        if edge := motion.crossed(self.deps, node, anchor, behind=before is None):
+            raise self._illegal(node, edge.dst if edge.src is node else edge.src, str(edge))
         if before is not None:
             before.prepend(node)
         else:
@@ -297,13 +282,8 @@ class Rewriter:
         loop = out_of if isinstance(out_of, LoopView) else LoopView(out_of)
         if node.graph is not loop.graph:
             raise ValueError(f"{node} is not directly in the body of {loop.label}")
-        for edge in self.deps.edges(node.graph):
-            if node in (edge.src, edge.dst) and edge.kind in ("flow", "anti", "output"):
-                other = edge.dst if edge.src is node else edge.src
-                raise self._illegal(node, other, str(edge))
-        writes = [str(e) for e in self.deps.effects(node) if e.write]
-        if writes or (facts.get(node).state and not is_call(node, STATE)):
-            raise self._illegal(node, loop.node, ", ".join(writes) or "an instance a trip")
+        if pinned := motion.pinned(self.deps, node):
+            raise self._illegal(node, *pinned)
         outside = {used: self._outside(loop, used) for used in node.all_input_nodes}
         moved = self._lifted(loop, node, outside)
         self.replace(node, self.import_value(loop.node, moved))
@@ -350,17 +330,8 @@ class Rewriter:
         value = self.use(value, owner.graph)
         graphs = bodies.graphs_of(owner)
         if value not in owner.args[3]:  # type: ignore[operator]
-            known = facts.get(value)
             for body in graphs:
-                param = bodies.add_placeholder(body, value.name)
-                facts.put(
-                    param,
-                    role="captured",
-                    state=known.state,
-                    spec=known.spec,
-                    alias=known.alias,
-                    borrowed=known.borrowed,
-                )
+                bodies.stand_for(bodies.add_placeholder(body, value.name), value)
             owner.args = (*owner.args[:3], (*owner.args[3], value))  # type: ignore[misc]
             self._changed()
         return bodies.captured_param(owner, value, graph or graphs[0])
@@ -375,26 +346,18 @@ class Rewriter:
         """
         view = loop if isinstance(loop, LoopView) else LoopView(loop)
         count = len(view.carried_init)
-        last = [view.index, *view.carried][-1]
-        with view.graph.inserting_after(last):
-            param = view.graph.placeholder("carried")
-        body, bounds, carried, captured = view.node.args
-        init = self.use(init, view.node.graph)
-        view.node.args = (body, bounds, (*carried, init), captured)  # type: ignore[misc]
-        known = facts.get(init) if isinstance(init, fx.Node) else facts.Facts()
-        facts.put(param, role="carried", spec=known.spec, alias=known.alias)
+        param = bodies.add_carried_placeholder(view, self.use(init, view.node.graph))
         self._changed()
         following = next_value(param) if callable(next_value) else next_value
         following = self.use(following, view.graph)
-        output = program.output_node(view.graph)
-        output.args = ((*output.args[0], following),)  # type: ignore[misc]
+        bodies.hand_on(view, following)
         for at in bodies.exits(view.graph):
             top = at
             while top.graph is not view.graph:
                 top = self._owner_of(top)
             ready = not isinstance(following, fx.Node) or following < top
-            handed = following if ready else param
-            at.args = (at.args[0], (*at.args[1], self.use(handed, at.graph)))  # type: ignore[misc]
+            handed = self.use(following if ready else param, at.graph)
+            at.args = (at.args[0], (*at.args[1], handed))  # type: ignore[misc]
         self._changed()
         return param, self.item(view.node, count)
 
@@ -419,12 +382,14 @@ class Rewriter:
         with point:
             yield anchor.graph
 
-    def _register(self, op: Op) -> None:
+    def register(self, op: Op) -> None:
+        """Enter an operation into the program's table, unless it is a builtin."""
         if op.name not in BUILTINS or BUILTINS[op.name].op is not op:
             self.program.ops.add(op)
         self._changed()
 
-    def _stamp(self, node: fx.Node, like: fx.Node | None, known: Mapping[str, Any]) -> None:
+    def stamp(self, node: fx.Node, like: fx.Node | None, known: Mapping[str, Any]) -> None:
+        """Give a new node its facts: line and modes of ``like``, this pass as its maker."""
         source = facts.get(like) if like is not None else facts.Facts()
         stamped = known.get("origin", source.origin).stamped(self.pass_name)
         facts.put(node, **{"context": source.context, **known, "origin": stamped})
@@ -437,21 +402,6 @@ class Rewriter:
             graph.erase_node(param)
         captured = tuple(n for n in owner.args[3] if n is not outer)  # type: ignore[union-attr]
         owner.args = (*owner.args[:3], captured)
-
-    def _sync(self, owner: fx.Node) -> None:
-        """Let captured placeholders below a node stand for the states that are captured now."""
-        if not (is_call(owner, LOOP) or is_call(owner, BRANCH)):
-            return
-        for graph in bodies.graphs_of(owner):
-            for outer in owner.args[3]:  # type: ignore[union-attr]
-                known = facts.get(outer)  # type: ignore[arg-type]
-                param = bodies.captured_param(owner, outer, graph)  # type: ignore[arg-type]
-                facts.put(param, state=known.state, alias=known.alias, borrowed=known.borrowed)
-                for user in param.users:
-                    if is_call(user, STATE):
-                        facts.put(user, state=f"{known.state}.{user.args[1]}")
-                    if _captures(user, param):
-                        self._sync(user)
 
     def _changed(self) -> None:
         self._deps = None
@@ -466,87 +416,3 @@ class Rewriter:
         )
         assert isinstance(error, VerifyError)
         return error
-
-
-def _captures(owner: fx.Node, value: Value) -> bool:
-    structure = is_call(owner, LOOP) or is_call(owner, BRANCH)
-    return structure and any(n is value for n in nodes_in(owner.args[3]))
-
-
-class _Stamping(Builder):
-    """A builder whose nodes carry the pass that makes them."""
-
-    def __init__(self, rewriter: Rewriter, parent: Builder | None) -> None:
-        super().__init__(parent)
-        self.rewriter = rewriter
-
-    def call(
-        self,
-        op: Op,
-        *args: Value,
-        name: str | None = None,
-        like: fx.Node | None = None,
-        **known: Any,
-    ) -> fx.Node:
-        node = super().call(op, *args, name=name, **known)
-        self.rewriter._register(op)
-        self.rewriter._stamp(node, like, known)
-        return node
-
-    def nested(self) -> Builder:
-        """A builder of a body below this graph."""
-        return _Stamping(self.rewriter, self)
-
-
-class _Site(_Stamping):
-    """Builds into a graph that exists, in front of a node."""
-
-    def __init__(self, rewriter: Rewriter, before: fx.Node) -> None:
-        super().__init__(rewriter, None)
-        self.graph = before.graph
-        module = before.graph.owning_module
-        assert module is not None
-        self.module = module
-        self.before = before
-
-    def use(self, value: Value) -> Value:
-        return self.rewriter.use(value, self.graph)
-
-    def call(self, *args: Any, **known: Any) -> fx.Node:
-        with self.graph.inserting_before(self.before):
-            return super().call(*args, **known)
-
-    def item(self, node: fx.Node, position: int, name: str | None = None) -> fx.Node:
-        with self.graph.inserting_before(self.before):
-            return super().item(node, position, name)
-
-    def attach(self, stem: str, child: fx.GraphModule) -> fx.Node:
-        with self.graph.inserting_before(self.before):
-            return super().attach(stem, child)
-
-
-class LoopBuilder(_Stamping):
-    """The body of a loop that is being made: ``index`` and ``params`` are its placeholders."""
-
-    def __init__(
-        self,
-        site: _Site,
-        bounds: tuple[Value, ...],
-        carried: tuple[Value, ...],
-        known: facts.LoopFacts,
-        like: fx.Node | None,
-    ) -> None:
-        super().__init__(site.rewriter, site)
-        self._site, self._bounds, self._init, self._known = site, bounds, carried, known
-        self._like = like
-        self.index = self.placeholder(known.index or "i", "index")
-        self.params = tuple(
-            self.placeholder(v.name if isinstance(v, fx.Node) else "carried", "carried")
-            for v in carried
-        )
-
-    def close(self, outputs: tuple[Value, ...] = ()) -> fx.Node:
-        """End the body with the next carried values; the loop's node."""
-        return self._site.loop(
-            self, outputs, self._bounds, self._init, self._known, like=self._like
-        )
