@@ -7,7 +7,7 @@ A rewrite that would break a dependence raises at once where it can be told from
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -207,13 +207,16 @@ class Rewriter:
             facts.put(node, origin=facts.get(node).origin.stamped(self.pass_name))
             self._changed()
 
-    def replace(self, node: fx.Node, value: Value) -> None:
+    def replace(
+        self, node: fx.Node, value: Value, *, users: Iterable[fx.Node] | None = None
+    ) -> None:
         """Let every user of a node use ``value`` instead; ``value`` itself may go on using it.
 
-        In bodies that captured the node the new value is seen, a constant included.
+        In bodies that captured the node the new value is seen, a constant included. ``users`` are
+        the ones to change, all of them if left out.
         """
         value = self.use(value, node.graph)
-        for user in list(node.users):
+        for user in list(node.users if users is None else users):
             if user is value:
                 continue
             if not isinstance(value, fx.Node) and bodies.captures(user, node):
