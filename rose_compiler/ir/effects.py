@@ -1,14 +1,15 @@
 """States, effects and regions: what an operation reads and writes, as structure.
 
-A state is named by a dotted path (``"buf.obs"``, ``"agent"``) below a root of the program, or is one
-of the process-wide states (``"rng:torch"``, ``"host"``). A path covers everything below it. The name
-``"*"`` stands for every state there is.
+A state is named by a dotted path (``"buf.obs"``, ``"agent"``) below a root of the program, or is
+one of the process-wide states (``"rng:torch"``, ``"host"``). A path covers everything below it. The
+name ``"*"`` stands for every state there is.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 import sympy
 
@@ -55,8 +56,8 @@ class Effect:
 class Entry:
     """A parsed effect entry of a signature: ``root.path[index]`` in terms of parameter names.
 
-    A root that starts with ``@`` is no parameter: ``"@agent.params"`` names the state ``agent.params``
-    of the program itself, which an operation can reach without being handed it.
+    A root that starts with ``@`` is no parameter: ``"@agent.params"`` names the state
+    ``agent.params`` of the program itself, which an operation can reach without being handed it.
     """
 
     root: str
@@ -77,6 +78,19 @@ class Entry:
         return f"{text}[{', '.join(':' if i is None else i for i in self.index)}]"
 
 
+def _split(index: str) -> list[str]:
+    """The axes of an index: its parts between commas that stand in no brackets."""
+    parts, depth = [""], 0
+    for character in index:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+@lru_cache(maxsize=4096)
 def parse_entry(text: str) -> Entry:
     """Parse one entry of ``reads=`` or ``writes=``.
 
@@ -89,13 +103,13 @@ def parse_entry(text: str) -> Entry:
     index = match["index"]
     axes: tuple[str | None, ...] | None = None
     if index is not None:
-        axes = tuple(None if p.strip() == ":" else p.strip() for p in index.split(","))
+        axes = tuple(None if p.strip() == ":" else p.strip() for p in _split(index))
     return Entry(match["root"], match["path"].lstrip("."), axes)
 
 
 def related(a: str, b: str) -> bool:
     """Whether two state names can mean the same memory: equal, one below the other, or ``*``."""
-    if a == b or a == EVERYTHING or b == EVERYTHING:
+    if a == b or EVERYTHING in (a, b):
         return True
     return a.startswith(b + ".") or b.startswith(a + ".")
 
@@ -107,7 +121,10 @@ def disjoint(a: Region | None, b: Region | None) -> bool:
     for i, j in zip(a.index, b.index, strict=False):
         if i is None or j is None:
             continue
-        difference = sympy.simplify(i - j)
+        # sums of integers and symbols cancel as they are built; products need to be expanded
+        difference = i - j
+        if not (difference.is_Number or difference.is_Symbol):
+            difference = sympy.expand(difference)
         if difference.is_nonzero:
             return True
     return False
