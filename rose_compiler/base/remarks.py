@@ -164,6 +164,9 @@ BLOCKER_CODES: dict[str, BlockerCode] = {
     "never-run": BlockerCode(
         "unknown", "this arm has not run yet, so what it reads and writes has not been seen"
     ),
+    "not-probed": BlockerCode(
+        "unknown", "nothing shows yet that shards give the values of the whole batch"
+    ),
     "not-measured": BlockerCode("unknown", "there is no profile yet to predict a gain from"),
 }
 
