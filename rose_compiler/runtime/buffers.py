@@ -1,0 +1,64 @@
+"""Copies of borrowed values: what a simulator hands out may be overwritten by its next step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def snapshot(value: Any) -> Any:
+    """A copy that owns its memory: of arrays and tensors, also inside tuples, lists and dicts.
+
+    Tensors keep their place in the autograd graph. Objects of other types are handed on as they
+    are. A value that occurs twice is copied once, so that what was shared inside stays shared.
+    """
+    return _copied(value, {})
+
+
+def _copied(value: Any, seen: dict[int, Any]) -> Any:
+    found = seen.get(id(value))
+    if found is not None:
+        return found
+    copy: Any
+    if isinstance(value, torch.Tensor):
+        copy = value.clone()
+    elif isinstance(value, np.ndarray):
+        # arrays of objects, as in infos, hold arrays that may be borrowed too
+        copy = _objects(value, seen) if value.dtype.hasobject else value.copy(order="K")
+    elif isinstance(value, dict):
+        copy = {key: _copied(item, seen) for key, item in value.items()}
+        if type(value) is not dict:
+            copy = _like(value, copy)
+    elif isinstance(value, list):
+        copy = [_copied(item, seen) for item in value]
+    elif isinstance(value, tuple):
+        items = [_copied(item, seen) for item in value]
+        copy = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    else:
+        return value
+    seen[id(value)] = copy
+    return copy
+
+
+def _objects(value: np.ndarray, seen: dict[int, Any]) -> np.ndarray:
+    if value.dtype != object:
+        return value.copy(order="K")
+    copy = np.empty_like(value)
+    for index, item in np.ndenumerate(value):
+        copy[index] = _copied(item, seen)
+    return copy
+
+
+def _like(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    copy = value.copy()  # keeps a defaultdict's factory and a subclass's attributes
+    copy.update(items)
+    return copy
+
+
+def concat(*parts: Any) -> Any:
+    """Parts of a batch, tensors or arrays of equal trailing shape, joined along the first axis."""
+    if isinstance(parts[0], torch.Tensor):
+        return torch.cat(parts)
+    return np.concatenate(parts)

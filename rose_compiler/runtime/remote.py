@@ -1,0 +1,166 @@
+"""Lanes whose work runs elsewhere by itself: shards of a simulator, and components in hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from rose_compiler.base.profile import Span
+from rose_compiler.runtime.lanes import Task, ThreadLane
+
+
+class ShardLane:
+    """A shard of a simulator that steps by itself: ``step_async`` at submit, ``step_wait`` at wait.
+
+    A shard that can't (``native_async`` is false) is stepped by a thread lane. Anything else than
+    steps runs on that thread too, in order with the steps.
+    """
+
+    def __init__(
+        self, name: str, *, threads: int | None = None, timeout: float | None = None
+    ) -> None:
+        self.name = name
+        self.failed: list[Task] = []
+        self.skipped: list[Task] = []
+        self._spans: list[Span] | None = None
+        self._running: ShardTask | None = None
+        self._thread = ThreadLane(name, threads=threads, timeout=timeout)
+        self._thread.failed = self.failed
+        self._thread.skipped = self.skipped
+
+    @property
+    def spans(self) -> list[Span] | None:
+        return self._spans
+
+    @spans.setter
+    def spans(self, spans: list[Span] | None) -> None:
+        self._spans = self._thread.spans = spans
+
+    def submit(self, site: int, fn: Callable[..., Any], *args: Any) -> Task:
+        self._collect()
+        return self._thread.submit(site, fn, *args)
+
+    def step(self, site: int, shard: Any, action: Any) -> Task:
+        if not getattr(shard, "native_async", False):
+            return self._thread.submit(site, shard.step, action)
+        self._collect()
+        shard.step_async(action)
+        self._running = task = ShardTask(self, site, shard)
+        return task
+
+    def _collect(self) -> None:
+        """Bring in a step that nobody has waited for; a shard runs one step at a time."""
+        if self._running is not None:
+            self._running.receive()
+
+    def settle(self, grace: float | None) -> bool:
+        if self._running is not None:
+            self._running.receive()  # bounded by the host's own time limit
+        return self._thread.settle(grace)
+
+    def close(self) -> None:
+        self._collect()
+        self._thread.close()
+
+    def abandon(self) -> None:
+        """Leave the thread behind."""
+        self._thread.abandon()
+
+
+class ShardTask(Task):
+    """A step under way in its shard."""
+
+    __slots__ = ("shard", "start")
+
+    def __init__(self, lane: ShardLane, site: int, shard: Any) -> None:
+        super().__init__(lane, site)
+        self.shard = shard
+        self.start = perf_counter()
+
+    def wait(self) -> Any:
+        if not self.done:
+            self.receive()
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    def receive(self) -> None:
+        """Take the result in, or what the step raised."""
+        lane = self.lane
+        assert isinstance(lane, ShardLane)
+        try:
+            self.value = self.shard.step_wait()
+        except Exception as error:
+            # an interrupt is not the step's: the step is still under way then
+            self.error = error
+            lane.failed.append(self)
+        self.done = True
+        lane._running = None
+        if lane.spans is not None:
+            lane.spans.append(Span("step", lane.name, self.start, perf_counter()))
+
+
+class HostLane:
+    """A component in a host (:mod:`rose_compiler.runtime.hosts`): tasks call its methods by name.
+
+    ``submit`` takes the name of a method in place of a function. The host keeps the order.
+    """
+
+    def __init__(self, name: str, host: Any, *, timeout: float | None = None) -> None:
+        self.name = name
+        self.host = host
+        self.timeout = timeout
+        self.failed: list[Task] = []
+        self.skipped: list[Task] = []
+        self.spans: list[Span] | None = None
+        self._running: list[HostTask] = []
+
+    def submit(self, site: int, fn: Any, *args: Any) -> Task:
+        ticket = self.host.submit(fn, *(a.wait() if isinstance(a, Task) else a for a in args))
+        task = HostTask(self, site, ticket)
+        self._running.append(task)
+        return task
+
+    def step(self, site: int, shard: Any, action: Any) -> Task:
+        return self.submit(site, "step", action)
+
+    def settle(self, grace: float | None) -> bool:
+        for task in tuple(self._running):
+            task.receive(grace)
+        return True
+
+    def close(self) -> None:
+        self.settle(self.timeout)
+
+
+class HostTask(Task):
+    """A call under way in a host."""
+
+    __slots__ = ("start", "ticket")
+
+    def __init__(self, lane: HostLane, site: int, ticket: Any) -> None:
+        super().__init__(lane, site)
+        self.ticket = ticket
+        self.start = perf_counter()
+
+    def wait(self) -> Any:
+        if not self.done:
+            self.receive(self.lane.timeout)  # type: ignore[attr-defined]
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    def receive(self, timeout: float | None) -> None:
+        """Take the result in, or what the call raised."""
+        lane = self.lane
+        assert isinstance(lane, HostLane)
+        try:
+            self.value = lane.host.wait(self.ticket, timeout)
+        except Exception as error:
+            self.error = error
+            lane.failed.append(self)
+        self.done = True
+        lane._running.remove(self)
+        if lane.spans is not None:
+            lane.spans.append(Span(self.ticket.what, lane.name, self.start, perf_counter()))

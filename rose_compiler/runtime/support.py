@@ -1,0 +1,231 @@
+"""What emitted code may call: ``rt``, one :class:`Runtime` a compiled function."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from rose_compiler.base.errors import fail
+from rose_compiler.base.faultmap import FaultMap
+from rose_compiler.base.profile import Span, Timeline
+from rose_compiler.runtime import buffers, faults
+from rose_compiler.runtime.events import StreamLane, Streams, TorchStreams
+from rose_compiler.runtime.lanes import InlineLane, Lane, ThreadLane
+from rose_compiler.runtime.remote import HostLane, ShardLane
+
+#: Seconds that lanes get to come to rest after a fault; what runs longer is left behind.
+GRACE = 4.0
+#: Seconds after which a thread busy in Python lets another one run, while thread lanes are at work.
+#: The interpreter's own 5 ms would be the price of every hand-off beside such a thread.
+SWITCH_INTERVAL = 2e-4
+
+
+class Runtime:
+    """The executor of one compiled function: its lanes and how they are run.
+
+    ``serial`` runs every lane in the coordinator, in issue order. ``timeout`` bounds each wait in
+    seconds (``None``: no bound). ``threads`` is the number of torch's intra-operation threads in
+    thread lanes. ``device`` and ``streams`` say what ``stream:`` lanes run on; ``hosts`` are the
+    hosts of ``host:`` lanes by name. With ``trace``, each task leaves a span in ``timeline``.
+    """
+
+    def __init__(
+        self,
+        *,
+        serial: bool = False,
+        timeout: float | None = None,
+        threads: int | None = None,
+        device: str | torch.device = "cpu",
+        streams: Streams | None = None,
+        hosts: dict[str, Any] | None = None,
+        trace: bool = False,
+    ) -> None:
+        self.serial = serial
+        self.timeout = timeout
+        self.threads = threads
+        self.streams = streams or TorchStreams(device)
+        self.hosts = dict(hosts or {})
+        self._lanes: dict[str, Lane] = {}
+        self._spans: list[Span] | None = [] if trace else None
+        self._switch: float | None = None
+        self._broken = False
+
+    # Lanes.
+
+    def lane(self, name: str) -> Lane:
+        """The lane of this name; it is made the first time. The part before the colon says what
+        kind it is: ``shard``, ``thread``, ``stream`` or ``host``.
+
+        Raises ``ConfigError`` for another kind, or a host that the runtime was not given.
+        """
+        found = self._lanes.get(name)
+        if found is None:
+            found = self._lanes[name] = self._make(name)
+            found.spans = self._spans
+        if self._switch is None and isinstance(found, ThreadLane | ShardLane):
+            self._switch = sys.getswitchinterval()
+            sys.setswitchinterval(min(self._switch, SWITCH_INTERVAL))
+        return found
+
+    def _make(self, name: str) -> Lane:
+        kind, _, rest = name.partition(":")
+        if kind not in ("shard", "thread", "stream", "host"):
+            raise fail(
+                "config-argument",
+                f"there is no lane {name!r}",
+                expected="shard:…, thread:…, stream:… or host:…",
+                found=repr(name),
+            )
+        if self.serial:
+            return InlineLane(name)
+        if kind == "shard":
+            return ShardLane(name, threads=self.threads, timeout=self.timeout)
+        if kind == "thread":
+            return ThreadLane(name, threads=self.threads, timeout=self.timeout)
+        if kind == "stream":
+            return StreamLane(name, self.streams)
+        if rest not in self.hosts:
+            raise fail(
+                "config-argument",
+                f"lane {name!r} names a host that the runtime was not given",
+                expected="one of " + (", ".join(self.hosts) or "none"),
+                found=repr(rest),
+            )
+        return HostLane(name, self.hosts[rest], timeout=self.timeout)
+
+    def drain(self) -> None:
+        """Let every lane come to rest; called when a run ends, however it ends."""
+        try:
+            for lane in self._lanes.values():
+                lane.settle(GRACE if self._broken else self.timeout)
+                lane.failed.clear()
+                lane.skipped.clear()
+        finally:
+            if self._switch is not None:
+                sys.setswitchinterval(self._switch)
+                self._switch = None
+            if self._broken:
+                self.close()
+
+    def close(self) -> None:
+        """End every lane; a later run makes them anew."""
+        lanes, self._lanes = self._lanes, {}
+        self._broken = False
+        for lane in lanes.values():
+            lane.close()
+
+    @property
+    def timeline(self) -> Timeline:
+        """What the lanes ran since the last :meth:`clear`, if ``trace`` was asked for."""
+        return Timeline(tuple(self._spans or ()))
+
+    def clear(self) -> None:
+        """Forget the spans so far."""
+        if self._spans is not None:
+            self._spans.clear()
+
+    # Faults.
+
+    def fault(self, error: BaseException, faultmap: FaultMap) -> None:
+        """Come to rest after ``error`` and add notes to the exception that the run ends in.
+
+        Returns if that is ``error`` itself, for the caller to raise on. Raises another one that
+        comes before it in program order.
+        """
+        self._broken = True
+        stuck = self._settle_all()
+        tasks = [task for lane in self._lanes.values() for task in lane.failed]
+        first, key, at = faults.earliest(error, tasks, faultmap)
+        lost = Counter(task.site for task in tasks)
+        lost.update(task.site for lane in self._lanes.values() for task in lane.skipped)
+        for line in faults.notes(key, at, lost, faultmap):
+            first.add_note(f"rose: {line}")
+        for name in stuck:
+            first.add_note(f"rose: lane {name} did not come to rest in {GRACE:g} s; it was left")
+        if first is not error:
+            _raise_as_it_was(first)
+
+    def _settle_all(self) -> list[str]:
+        stuck = []
+        for name, lane in tuple(self._lanes.items()):
+            try:
+                rests = lane.settle(GRACE if self.timeout is None else min(GRACE, self.timeout))
+            except Exception:
+                rests = False
+            if not rests:
+                stuck.append(name)
+                # its worker may never end; it must not be waited for again
+                if isinstance(lane, ThreadLane | ShardLane):
+                    lane.abandon()
+                del self._lanes[name]
+        return stuck
+
+    # Values.
+
+    @staticmethod
+    def state(root: Any, path: str) -> Any:
+        """The object at a dotted path below ``root``; a number picks an item of a container."""
+        for part in path.split("."):
+            root = _child(root, part)
+        return root
+
+    @staticmethod
+    def shard(env: Any, index: int) -> Any:
+        """Shard ``index`` of a simulator."""
+        return env.shards()[index]
+
+    @staticmethod
+    def unbound(name: str) -> NoReturn:
+        """Raise what reading an unassigned local variable raises."""
+        raise UnboundLocalError(
+            f"cannot access local variable '{name}' where it is not associated with a value",
+            name=name,
+        )
+
+    @staticmethod
+    def set_threads(count: int) -> int:
+        """Set torch's intra-operation threads of this thread; how many there were."""
+        before = torch.get_num_threads()
+        if count != before:
+            torch.set_num_threads(count)
+        return before
+
+    snapshot: Callable[[Any], Any] = staticmethod(buffers.snapshot)
+    concat: Callable[..., Any] = staticmethod(buffers.concat)
+
+
+def _child(value: Any, name: str) -> Any:
+    if isinstance(value, torch.nn.Module):
+        for table in (value._modules, value._parameters, value._buffers):
+            if name in table:
+                return table[name]
+        if name.isdecimal() and not hasattr(value, name):
+            return value[int(name)]  # type: ignore[index]  # a container of modules
+        return getattr(value, name)
+    if name.isdecimal() and not hasattr(value, name):
+        if isinstance(value, dict):
+            return value[int(name)] if int(name) in value else value[name]
+        return value[int(name)]
+    if isinstance(value, dict) and name in value:
+        return value[name]
+    return getattr(value, name)
+
+
+def _raise_as_it_was(error: BaseException) -> NoReturn:
+    """Raise an exception without what raising it beside another one adds to it."""
+    context = error.__context__
+    try:
+        raise error
+    finally:
+        error.__context__ = context
+
+
+def check_valid(condition: torch.Tensor, message: str) -> None:
+    """Raise the ``ValueError`` of :mod:`torch.distributions` where a condition does not hold
+    everywhere; ``condition`` is boolean, of any shape."""
+    if not bool(condition.all()):
+        raise ValueError(message)

@@ -1,0 +1,78 @@
+"""Snapshots own their memory, whatever they are nested in."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rose_compiler.runtime.buffers import concat, snapshot
+
+Pair = namedtuple("Pair", "a b")
+
+
+def leaves(value: Any) -> list[Any]:
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return [x for item in value for x in leaves(item)]
+    if isinstance(value, dict):
+        return [x for item in value.values() for x in leaves(item)]
+    if isinstance(value, tuple | list):
+        return [x for item in value for x in leaves(item)]
+    return [value] if isinstance(value, np.ndarray | torch.Tensor) else []
+
+
+def objects(*items: Any) -> np.ndarray:
+    made = np.empty(len(items), dtype=object)
+    for i, item in enumerate(items):
+        made[i] = item
+    return made
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.zeros(3),
+        np.asfortranarray(np.zeros((2, 3))),
+        torch.zeros(3),
+        (np.zeros(2), [torch.zeros(1)], {"k": np.zeros(1)}),
+        Pair(np.zeros(2), "text"),
+        OrderedDict(x=np.zeros(2)),
+        objects(np.zeros(2), None, {"r": torch.zeros(1)}),
+        torch.return_types.max((torch.zeros(2), torch.zeros(2))),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_nothing_is_shared(value: Any) -> None:
+    copy = snapshot(value)
+    assert type(copy) is type(value)
+    originals, copies = leaves(value), leaves(copy)
+    assert len(copies) == len(originals) > 0
+    for leaf in originals:
+        leaf += 1
+    assert all((c == 0).all() for c in copies)
+
+
+def test_what_was_shared_inside_stays_shared() -> None:
+    x = np.zeros(2)
+    copy = snapshot((x, {"again": x}))
+    assert copy[0] is copy[1]["again"] is not x
+
+
+def test_gradients_flow_through_a_snapshot() -> None:
+    w = torch.ones(2, requires_grad=True)
+    snapshot(w * 3).sum().backward()
+    assert torch.equal(w.grad, torch.full((2,), 3.0))
+
+
+def test_other_objects_are_handed_on() -> None:
+    thing = object()
+    assert snapshot(thing) is thing
+    assert snapshot(torch.Size([1, 2])) == torch.Size([1, 2])
+
+
+def test_concat_joins_rows() -> None:
+    assert concat(np.zeros((1, 2)), np.ones((2, 2))).shape == (3, 2)
+    assert torch.equal(concat(torch.zeros(1), torch.ones(2)), torch.tensor([0.0, 1.0, 1.0]))
