@@ -94,7 +94,9 @@ class ProcessHost:
         Raises ``FactoryError`` if its factory raised (the exception is its cause),
         ``RuntimeFault`` if the process did not start, ``HostTimeout`` past ``start_timeout``.
         """
-        self.wait(self._start, self.start_timeout)
+        if not self._start.done:
+            self._pump(self._start, self.start_timeout)
+        self._start.result()
 
     def submit(self, method: str, *args: Any, **kwargs: Any) -> Ticket:
         """Begin ``component.method(*args, **kwargs)`` and return at once."""
@@ -114,8 +116,7 @@ class ProcessHost:
         (default: the host's); the process is killed then, its state being unknown.
         """
         if not ticket.done:
-            if not self._start.done and ticket is not self._start:
-                self.ready()
+            self.ready()
             self._pump(ticket, self.timeout if timeout is None else timeout)
         return ticket.result()
 
@@ -274,6 +275,17 @@ class ProcessHost:
             pending = self._pending.popleft()
             if not pending.done:
                 pending.reject(error())
+
+
+def abandon_all(hosts: Iterable[ProcessHost], grace: float = GRACE) -> None:
+    """End hosts together without waiting for what was submitted.
+
+    Calls in progress and the components' ``close`` have ``grace`` seconds, then they are killed.
+    """
+    open_hosts = [host for host in hosts if host.usable]
+    for host in open_hosts:
+        host._break(partial(closed_error, host.name))
+    stop_all([host._child for host in open_hosts], grace)
 
 
 def close_all(hosts: Iterable[ProcessHost], grace: float = GRACE) -> None:

@@ -87,7 +87,10 @@ class ThreadHost:
 
         Raises ``FactoryError`` if its factory raised; the exception is its cause.
         """
-        self.wait(self._start)
+        with self._start.gate:
+            pass
+        if self._start.error is not None:
+            self._factory_failed(self._start.error)
 
     def submit(self, method: str, *args: Any, **kwargs: Any) -> _GatedTicket:
         """Begin ``component.method(*args, **kwargs)`` and return at once."""
@@ -106,10 +109,9 @@ class ThreadHost:
         if not ticket.done:
             assert isinstance(ticket, _GatedTicket)
             limit = self.timeout if timeout is None else timeout
+            self.ready()
             if not ticket.gate.acquire(timeout=-1 if limit is None else limit):
                 self._expire(ticket, limit)
-        if self._start.error is not None:
-            self._factory_failed(self._start.error)
         return ticket.result()
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -123,7 +125,6 @@ class ThreadHost:
         what the component's ``close`` raises.
         """
         if self._broken is not None:
-            self._tasks.put(None)
             return
         ticket = self.submit("close")
         self._broken = partial(closed_error, self.name)
@@ -137,6 +138,13 @@ class ThreadHost:
             )
         if ticket.error is not None and not isinstance(ticket.error, _NoClose):
             raise ticket.error
+
+    def abandon(self) -> None:
+        """Let the thread run what was submitted, close the component and end, unawaited."""
+        if self._broken is None:
+            self.submit("close")
+            self._broken = partial(closed_error, self.name)
+        self._tasks.put(None)
 
     def _expire(self, ticket: Ticket, limit: float | None) -> None:
         what = f"the thread host {self.name!r} did not finish {ticket.what}()"

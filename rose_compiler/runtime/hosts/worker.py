@@ -131,7 +131,8 @@ def main(arguments: list[str]) -> None:
     if os.getppid() != parent:
         return  # the parent was gone before the kernel could be told to watch it
     with suppress(ValueError, OSError, RuntimeError):
-        faulthandler.enable()
+        # a copy of the descriptor: a component that redirects its errors must not swallow a crash
+        faulthandler.enable(os.dup(2))
     sock = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
     os.set_inheritable(memory, False)

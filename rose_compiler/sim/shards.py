@@ -1,0 +1,289 @@
+"""The shards of a :class:`ShardedEnv`, one class for each kind of host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from rose_compiler.base.errors import RoseError, RuntimeFault, fail, register
+from rose_compiler.runtime.hosts import ProcessHost, ThreadHost, Ticket
+from rose_compiler.runtime.hosts.process import abandon_all
+from rose_compiler.sim import layout
+from rose_compiler.sim.body import Body, Traits
+from rose_compiler.sim.protocol import StepResult
+from rose_compiler.sim.shared_body import SharedView
+
+register(
+    "sim-order",
+    RuntimeFault,
+    "a shard's step was begun twice, or ended without being begun",
+    "call `step_async` and `step_wait` in turn",
+)
+register(
+    "sim-unusable",
+    RuntimeFault,
+    "a simulator is used after one of its steps or resets failed",
+    "build the simulator anew: its environments are no longer in step with each other",
+)
+
+
+class BaseShard:
+    """Environments ``offset`` to ``offset + num_envs`` of a :class:`ShardedEnv`.
+
+    Follows :class:`rose_compiler.sim.protocol.Shard`. After a failed step or reset the shard
+    refuses further ones; other shards go on, until the whole simulator is used again.
+    """
+
+    def __init__(self, name: str, traits: Traits, offset: int) -> None:
+        self.name = name
+        self.traits = traits
+        self.num_envs = traits.num_envs
+        self.offset = offset
+        #: True if ``step_async`` returns at once.
+        self.native_async = traits.native_async
+        #: What a step or reset raised.
+        self.fault: BaseException | None = None
+        self._space = traits.single_observation_space
+        self._busy = False
+
+    def step_async(self, actions: Any) -> None:
+        """Begin a step; ``actions`` may be reused as soon as this returns."""
+        self.check()
+        if self._busy:
+            raise fail("sim-order", f"a step of {self.name} is already under way")
+        try:
+            self._begin(actions)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self._busy = True
+
+    def step_wait(self) -> StepResult:
+        """End the step, and return its results in fresh arrays.
+
+        Raises what an environment raised, ``HostDied`` or ``HostTimeout``.
+        """
+        obs, reward, terminated, truncated, infos = self.collect()
+        return (
+            layout.copy(obs),
+            np.array(reward),
+            np.array(terminated),
+            np.array(truncated),
+            infos,
+        )
+
+    def collect(self) -> StepResult:
+        """End the step, and return results that the shard's next step may overwrite."""
+        if not self._busy:
+            raise fail("sim-order", f"no step of {self.name} has been begun")
+        self._busy = False
+        try:
+            return self._finish()
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def reset(
+        self, *, seed: Any = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset this shard's environments; arguments as for a vector environment of its size."""
+        self.reset_async(seed, options, None)
+        obs, infos = self.reset_collect()
+        return layout.copy(obs), infos
+
+    def reset_async(self, seed: Any, options: dict[str, Any] | None, mask: Any) -> None:
+        """Begin a reset of all environments, or of those in ``mask``."""
+        self.check()
+        if self._busy:
+            raise fail("sim-order", f"a step of {self.name} is under way and can't be reset")
+        try:
+            self._begin_reset(seed, options, mask)
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def reset_collect(self) -> tuple[Any, dict[str, Any]]:
+        """End the reset; the observations may be overwritten by the next step."""
+        try:
+            return self._finish_reset()
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def check(self) -> None:
+        """Raise ``RuntimeFault`` if the shard is lost."""
+        if self.fault is not None:
+            raise lost(self)
+
+    def invoke(self, method: str, *args: Any) -> Any:
+        """Call a method of the shard's body where it lives."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the environments and end the host."""
+
+    def _begin(self, actions: Any) -> None:
+        raise NotImplementedError
+
+    def _finish(self) -> StepResult:
+        raise NotImplementedError
+
+    def _begin_reset(self, seed: Any, options: dict[str, Any] | None, mask: Any) -> None:
+        raise NotImplementedError
+
+    def _finish_reset(self) -> tuple[Any, dict[str, Any]]:
+        raise NotImplementedError
+
+    def _fail(self, error: BaseException) -> None:
+        self._busy = False
+        self.fault = error
+        last = self.offset + self.num_envs - 1
+        error.add_note(f"raised in {self.name}, environments {self.offset} to {last} of the batch")
+
+
+def lost(shard: BaseShard) -> RoseError:
+    """The error of using a simulator one shard of which is lost."""
+    fault = shard.fault
+    brief = f"{type(fault).__name__}: {fault}".splitlines()[0]
+    return fail("sim-unusable", f"{shard.name} failed and its simulator is lost", found=brief)
+
+
+def let_go(shards: Iterable[BaseShard]) -> None:
+    """End threads and processes without their results; environments in the caller stay."""
+    processes = []
+    for shard in shards:
+        if isinstance(shard, ThreadShard):
+            shard.host.abandon()
+        elif isinstance(shard, ProcessShard):
+            processes.append(shard.host)
+    abandon_all(processes)
+
+
+class InlineShard(BaseShard):
+    """A shard in the caller's thread, or one whose simulator has threads of its own."""
+
+    def __init__(self, name: str, traits: Traits, offset: int, body: Body) -> None:
+        super().__init__(name, traits, offset)
+        self._body = body
+        self._result: StepResult | None = None
+        self._error: Exception | None = None
+        self._reset: tuple[Any, dict[str, Any]] | None = None
+
+    def invoke(self, method: str, *args: Any) -> Any:
+        """Call a method of the body."""
+        return getattr(self._body, method)(*args)
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._body.close()
+
+    def _begin(self, actions: Any) -> None:
+        if self.native_async:
+            self._body.begin(actions)
+            return
+        # stepping here and not in _finish: the caller may reuse the actions
+        try:
+            self._result = self._body.step(actions)
+        except Exception as error:
+            self._error = error
+
+    def _finish(self) -> StepResult:
+        if self.native_async:
+            return self._body.finish()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        result, self._result = self._result, None
+        assert result is not None
+        return result
+
+    def _begin_reset(self, seed: Any, options: dict[str, Any] | None, mask: Any) -> None:
+        self._reset = self._body.reset(seed, options, mask)
+
+    def _finish_reset(self) -> tuple[Any, dict[str, Any]]:
+        result, self._reset = self._reset, None
+        assert result is not None
+        return result
+
+
+class ThreadShard(BaseShard):
+    """A shard in a thread of its own."""
+
+    def __init__(self, name: str, traits: Traits, offset: int, host: ThreadHost) -> None:
+        super().__init__(name, traits, offset)
+        self.native_async = True
+        self.host = host
+        self._ticket: Ticket | None = None
+
+    def invoke(self, method: str, *args: Any) -> Any:
+        """Call a method of the body in its thread."""
+        return self.host.call(method, *args)
+
+    def close(self) -> None:
+        """Close the environments and end the thread."""
+        self.host.close()
+
+    def _begin(self, actions: Any) -> None:
+        self._ticket = self.host.submit("step", layout.copy(actions))
+
+    def _finish(self) -> StepResult:
+        ticket, self._ticket = self._ticket, None
+        assert ticket is not None
+        result: StepResult = self.host.wait(ticket)
+        return result
+
+    def _begin_reset(self, seed: Any, options: dict[str, Any] | None, mask: Any) -> None:
+        self._ticket = self.host.submit("reset", seed, options, mask)
+
+    def _finish_reset(self) -> tuple[Any, dict[str, Any]]:
+        ticket, self._ticket = self._ticket, None
+        assert ticket is not None
+        result: tuple[Any, dict[str, Any]] = self.host.wait(ticket)
+        return result
+
+
+class ProcessShard(BaseShard):
+    """A shard in a process of its own: arrays in shared memory, messages for the rest."""
+
+    def __init__(self, name: str, traits: Traits, offset: int, host: ProcessHost) -> None:
+        super().__init__(name, traits, offset)
+        self.native_async = True
+        self.host = host
+        self._ticket: Ticket | None = None
+        plan = layout.Layout.of(self._space, traits.single_action_space, traits.num_envs)
+        memory, _ = host.share("attach", plan.size, plan, offset)
+        self._view = SharedView(memory, plan, self._space)
+
+    def invoke(self, method: str, *args: Any) -> Any:
+        """Call a method of the body in its process."""
+        return self.host.call(method, *args)
+
+    def close(self) -> None:
+        """Close the environments and end the process."""
+        self.host.close()
+
+    def _begin(self, actions: Any) -> None:
+        if hasattr(actions, "detach"):  # a tensor would make the process load torch
+            actions = actions.detach().cpu().numpy()
+        if not self._view.fits(actions):
+            self._ticket = self.host.submit("step_with", actions)
+            return
+        changed = self._view.put_actions(actions)
+        if changed is not None:
+            self.host.submit("actions_are", *changed)
+        self._ticket = self.host.submit("step")
+
+    def _finish(self) -> StepResult:
+        ticket, self._ticket = self._ticket, None
+        assert ticket is not None
+        return self._view.result(self.host.wait(ticket))
+
+    def _begin_reset(self, seed: Any, options: dict[str, Any] | None, mask: Any) -> None:
+        self._ticket = self.host.submit("reset", seed, options, mask)
+
+    def _finish_reset(self) -> tuple[Any, dict[str, Any]]:
+        ticket, self._ticket = self._ticket, None
+        assert ticket is not None
+        return self._view.obs(self.host.wait(ticket))

@@ -1,0 +1,212 @@
+"""Small environments for the tests of simulators, importable in worker processes."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+
+
+class Walk(gymnasium.Env):
+    """A random walk that ends at random, with infos of every kind gymnasium can merge."""
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, index: int = 0, limit: int = 12) -> None:
+        self.index = index
+        self.limit = limit
+        self.render_mode = "rgb_array"
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.position = np.zeros(3, np.float32)
+        self.last_action: Any = None
+        self.count = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.count = 0
+        self.position = self.np_random.normal(size=3).astype(np.float32)
+        if options and "start" in options:
+            self.position[0] = options["start"]
+        return self.position.copy(), {"start": float(self.position[0]), "index": self.index}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.last_action = action
+        self.count += 1
+        noise = self.np_random.normal(size=3)
+        push = float(np.sum(np.asarray(action, np.float64)))
+        self.position = (self.position + 0.1 * noise + push).astype(np.float32)
+        terminated = bool(self.np_random.random() < 0.05)
+        infos: dict[str, Any] = {
+            "distance": float(np.abs(self.position).sum()),
+            "count": self.count,
+            "late": self.count > 5,
+            "speed": np.float32(push),
+            "pose": self.position * 2,
+            "nested": {"x": self.position[0], "deep": {"name": f"walk {self.index}"}},
+        }
+        if self.count % 3 == 0:
+            infos["third"] = np.int16(self.count)
+            infos["nested"]["note"] = ["list", self.count]
+        if self.index % 2:
+            infos["odd"] = "yes"
+        return self.position.copy(), push - 0.5, terminated, self.count >= self.limit, infos
+
+    def render(self) -> np.ndarray:
+        return np.full((4, 4, 3), self.index, np.uint8)
+
+    def scale(self, factor: float, *, shift: float = 0.0) -> float:
+        return self.index * factor + shift
+
+
+class Maze(gymnasium.Env):
+    """Dict and Tuple observations of all kinds, discrete actions."""
+
+    def __init__(self, limit: int = 9, text: bool = False) -> None:
+        self.limit = limit
+        self.count = 0
+        parts: dict[str, spaces.Space] = {
+            "image": spaces.Box(0, 255, (2, 4, 3), np.uint8),
+            "cell": spaces.Discrete(7, start=2),
+            "pair": spaces.Tuple((spaces.MultiBinary(3), spaces.MultiDiscrete([4, 5]))),
+            "inner": spaces.Dict({"v": spaces.Box(-1, 1, (), np.float64)}),
+        }
+        if text:
+            parts["text"] = spaces.Text(8)
+        self.text = text
+        self.observation_space = spaces.Dict(parts)
+        self.action_space = spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.count = 0
+        return self._observe(0), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        done = self.np_random.random() < 0.1
+        return self._observe(int(action)), float(action), bool(done), self.count >= self.limit, {}
+
+    def _observe(self, action: int) -> dict[str, Any]:
+        rng = self.np_random
+        obs = {
+            "image": rng.integers(0, 256, (2, 4, 3)).astype(np.uint8),
+            "cell": np.int64(2 + rng.integers(7)),
+            "pair": (rng.integers(0, 2, 3).astype(np.int8), rng.integers(0, 4, 2)),
+            "inner": {"v": np.float64(rng.uniform(-1, 1))},
+        }
+        if self.text:
+            obs["text"] = "abc"[: 1 + action % 3]
+        return obs
+
+
+class Moody(Walk):
+    """Infos whose types differ between environments and steps."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, _ = super().step(action)
+        mood: Any = self.count if self.index % 2 else self.count + 0.75
+        infos: dict[str, Any] = {"mood": mood, "_mood_": 1}
+        if self.index == 2:
+            infos["_mood"] = True
+        return obs, reward, terminated, truncated, infos
+
+
+class Own(Exception):
+    """An exception that pickles well and fails to unpickle."""
+
+    def __init__(self, first: str, second: int) -> None:
+        super().__init__(first)
+        self.second = second
+
+
+class Faulty(Walk):
+    """Fails in a chosen way at its third step."""
+
+    def __init__(self, how: str, index: int = 0) -> None:
+        super().__init__(index, limit=1000)
+        self.how = how
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self.count == 2:
+            if self.how == "raise":
+                raise ValueError("the robot fell over")
+            if self.how == "own":
+                raise Own("broken", 3)
+            if self.how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.how == "exit":
+                os._exit(3)
+            if self.how == "hang":
+                time.sleep(60)
+        obs, reward, _, _, infos = super().step(action)
+        return obs, reward, False, False, infos
+
+
+class Slow(Walk):
+    """Takes its time over a step."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        time.sleep(self.seconds)
+        return super().step(action)
+
+
+class Keeper(Walk):
+    """Hands out its own buffers and writes into them later."""
+
+    def __init__(self) -> None:
+        super().__init__(limit=4)
+        self.buffer = np.zeros(3, np.float32)
+        self.info: dict[str, Any] = {"pose": np.zeros(3), "n": 0}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        obs, _ = super().reset(seed=seed)
+        self.buffer[:] = obs
+        self.info["n"] = -1
+        self.info["pose"][:] = -1
+        return self.buffer, self.info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, _ = super().step(action)
+        self.buffer[:] = obs
+        self.info["n"] = self.count
+        self.info["pose"][:] = obs
+        return self.buffer, reward, terminated, truncated, self.info
+
+
+def modules_loaded(*names: str) -> list[str]:
+    """Which of these modules the process that runs this has loaded."""
+    import sys
+
+    return [name for name in names if name in sys.modules]
+
+
+class Spy(Walk):
+    """Says what its process has loaded and set."""
+
+    def loaded(self) -> list[str]:
+        return modules_loaded("torch", "gymnasium", "numpy")
+
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def recorded(start: int, count: int) -> RecordEpisodeStatistics:
+    """Walks ``start`` to ``start + count`` with their own episode statistics."""
+    fns = [functools.partial(Walk, i) for i in range(start, start + count)]
+    return RecordEpisodeStatistics(SyncVectorEnv(fns))
