@@ -300,6 +300,8 @@ class _Printer:
             told.append(f"index={constant(known.index)}")
         if known.wrapper:
             told.append(f"wrapper={constant(known.wrapper)}")
+        if known.threads:
+            told.append(f"threads={known.threads}")
         if known.has_exit:
             told.append("has_exit=True")
         marks = f" @ loop({', '.join(told)})" if told else ""

@@ -60,13 +60,17 @@ class Spec:
 
 @dataclass(frozen=True)
 class LoopFacts:
-    """What a loop node is: ``kind`` "range", "iter" (an iterator the user made) or "while"."""
+    """What a loop node is: ``kind`` "range", "iter" (an iterator the user made) or "while".
+
+    ``threads`` is how many threads torch's operations may use while it runs; 0 leaves them alone.
+    """
 
     kind: str = "range"
     label: str = ""
     index: str = ""  # the user's name of the loop variable
     wrapper: str = ""  # a progress bar around the range, by name
     has_exit: bool = False
+    threads: int = 0
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ _LOOP: dict[str, Callable[[Any], bool]] = {
     "label": _is(str),
     "index": _is(str),
     "wrapper": _is(str),
+    "threads": _is(int),
     "has_exit": _is(bool),
 }
 

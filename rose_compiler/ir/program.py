@@ -191,6 +191,11 @@ class Program:
         """All loops, innermost first."""
         return [LoopView(n) for n in self.nodes() if is_call(n, LOOP)]
 
+    @property
+    def threads(self) -> dict[str, int]:
+        """How many threads torch's operations may use, by label of the loops that say so."""
+        return {loop.label: loop.facts.threads for loop in self.loops() if loop.facts.threads}
+
     def find(self, name: str) -> fx.Node:
         """The first node of this name, or the first that calls an operation of this name.
 
@@ -266,6 +271,8 @@ class Builder:
         else:
             with self.graph.inserting_after(self._last_placeholder):
                 node = self.graph.placeholder(name)
+        if any(n.target == node.target for n in placeholders(self.graph) if n is not node):
+            node.target = node.name  # fx prints parameters by target, and two can't share one
         self._last_placeholder = node
         facts.put(node, role=role, **known)
         return node
