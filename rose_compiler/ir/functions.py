@@ -24,7 +24,7 @@ _TORCH_EXTRA = (
     *("from_numpy", "full", "hamming_window", "hann_window", "is_tensor", "kaiser_window"),
     *("linspace", "logspace", "normal", "ones", "promote_types", "rand", "rand_like", "randint"),
     *("randint_like", "randn", "randn_like", "randperm", "result_type", "scalar_tensor"),
-    *("tensor", "tril_indices", "triu_indices", "vander", "zeros"),
+    *("_is_all_true", "tensor", "tril_indices", "triu_indices", "vander", "zeros"),
 )
 # Methods that hand memory or hooks to somebody else, take functions, or call them.
 _REFUSED_METHODS = frozenset(

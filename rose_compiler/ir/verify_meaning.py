@@ -73,8 +73,10 @@ def _below(node: fx.Node, state: str) -> Iterator[Fault]:
     above = facts.get(root).state if isinstance(root, fx.Node) else ""
     if not above:
         yield Fault(f"{node} lies below a value", node, "a state", root)
-    elif is_call(node, STATE) and state != f"{above}.{node.args[1]}":
-        yield Fault(f"the name of {node}", node, f"{above}.{node.args[1]}", state)
+    elif is_call(node, STATE):
+        # an object that several paths lead to has the name of one of them
+        if not state or state.startswith("%"):
+            yield Fault(f"the name of {node}", node, f"{above}.{node.args[1]}", state)
     elif not state.startswith(f"{above}."):
         # a step of the whole must conflict with a step of a shard
         yield Fault(f"the name of shard {node}", node, f"a name below {above}", state or "none")

@@ -1,0 +1,73 @@
+"""The public entry: :func:`compile`. The one part of the package that imports every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from rose_compiler.api.compiled import Compiled
+from rose_compiler.api.options import make_options
+
+__all__ = ["Compiled", "compile"]
+
+
+@overload
+def compile(fn: Callable[..., Any], **options: Any) -> Compiled: ...
+
+
+@overload
+def compile(**options: Any) -> Callable[[Callable[..., Any]], Compiled]: ...
+
+
+def compile(
+    fn: Any = None,
+    *,
+    numerics: str = "close",
+    staleness: Any = 0,
+    passes: Sequence[Any] | None = None,
+    backend: str = "auto",
+    tune: bool | str | Path = True,
+    check: bool = False,
+    memory_limit: int | None = None,
+    timeout: float | None = None,
+    run_ahead: bool = True,
+) -> Any:
+    """Compile a training loop. Works as a decorator too, on functions and methods.
+
+    Args:
+        fn: one training iteration, or the whole loop over iterations, as plain Python.
+        numerics: ``"bitwise"`` gives every bit as eager execution; ``"close"`` lets batches be tiled
+            where each rewritten operation agrees with eager to ``rtol=1e-5`` on the same inputs.
+        staleness: bounded staleness of a named state; 0, fully synchronous, is what there is so far.
+        passes: the passes to run, in order; the package's own pipeline by default.
+        backend: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        tune: try several schedules on real iterations and keep the fastest; ``False`` takes the
+            default schedule; a path takes the decision saved there.
+        check: compare the schedule with the sequential program while running.
+        memory_limit: bytes that values collected over a loop may take; no limit by default.
+        timeout: seconds to wait for a lane before giving up with an error; no limit by default.
+        run_ahead: start operations before an earlier one that may raise has ended.
+
+    Returns:
+        A :class:`Compiled`, called like ``fn``.
+
+    Raises:
+        CaptureError: for a builtin, lambda, class, generator, or a function without source.
+        ConfigError: for an argument with a value that does not exist.
+        NotImplementedError: for ``staleness`` and ``check``, which are not there yet.
+    """
+    options = make_options(
+        numerics=numerics,
+        staleness=staleness,
+        passes=passes,
+        backend=backend,
+        tune=tune,
+        check=check,
+        memory_limit=memory_limit,
+        timeout=timeout,
+        run_ahead=run_ahead,
+    )
+    if fn is None:
+        return lambda function: Compiled(function, options)
+    return Compiled(fn, options)

@@ -1,0 +1,235 @@
+"""What :func:`rose_compiler.compile` returns: a function that behaves like the one it was given."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+import warnings
+import weakref
+from typing import Any
+
+from rose_compiler.api.options import Options
+from rose_compiler.api.specialize import Schedule, Specialization
+from rose_compiler.api.tuning import Tuning
+from rose_compiler.base import knobs
+from rose_compiler.base.decision import Decision
+from rose_compiler.base.errors import fail
+from rose_compiler.base.remarks import Remark, RemarkLog
+from rose_compiler.frontend import source
+from rose_compiler.ir import interp
+from rose_compiler.runtime.support import Runtime
+
+MAX_RECAPTURES = 8
+
+
+class Compiled:
+    """A compiled function. Call it like the original; look inside with :meth:`explain` and the others.
+
+    The first call captures the function for its arguments and runs it in program order, which is a
+    real training iteration. Calls after it run schedules; with ``tune=True`` several are tried, each
+    on real iterations, until one is settled on. :attr:`settled` says so.
+    """
+
+    def __init__(self, fn: Any, options: Options) -> None:
+        source.read(fn)  # refuse at once what can never be compiled
+        self._fn = fn
+        self._options = options
+        self._log = RemarkLog()
+        self._specializations: list[Specialization] = []
+        self._tunings: dict[int, Tuning] = {}
+        self._recaptures: list[str] = []
+        self._runtime: Runtime | None = None
+        self._last: Specialization | None = None
+        self._bound: weakref.WeakKeyDictionary[Any, Compiled] = weakref.WeakKeyDictionary()
+        functools.update_wrapper(self, fn)
+
+    # -- calling -------------------------------------------------------------------------------
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        found = self._bound.get(instance)
+        if found is None:
+            found = Compiled(self._fn.__get__(instance, owner), self._options)
+            self._bound[instance] = found
+        return found
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        settings = knobs.current()
+        specialization, arguments = self._find(args, kwargs)
+        if specialization is None:
+            return self._first(args, kwargs)
+        self._last = specialization
+        if settings.interp:
+            return interp.run(specialization.program, arguments.values, arguments.states)
+        tuning = self._tuning(specialization)
+        decision = tuning.next()
+        if decision is None:
+            started = time.perf_counter()
+            result = self._fn(*args, **kwargs)
+            tuning.record(None, time.perf_counter() - started, self.runtime)
+            return result
+        schedule = specialization.build(decision)
+        runtime = self.runtime
+        started = time.perf_counter()
+        result = specialization.run(schedule, runtime, arguments)
+        tuning.record(decision, time.perf_counter() - started, runtime)
+        return result
+
+    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Specialization | None, Any]:
+        """The specialization whose assumptions hold for these arguments."""
+        given = args if not inspect.ismethod(self._fn) else (self._fn.__self__, *args)
+        why = ""
+        for candidate in self._specializations:
+            arguments = candidate.guards.bind(given, kwargs)
+            changed = candidate.guards.check(arguments)
+            if changed is None:
+                return candidate, arguments
+            why = why or changed
+        if why:
+            self._recaptured(why)
+        return None, None
+
+    def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Capture for these arguments and run in program order."""
+        specialization = Specialization.make(self._fn, args, kwargs, self._options, self._log)
+        given = args if not inspect.ismethod(self._fn) else (self._fn.__self__, *args)
+        arguments = specialization.guards.bind(given, kwargs)
+        result = specialization.first(arguments)
+        self._specializations.insert(0, specialization)
+        self._last = specialization
+        return result
+
+    def _recaptured(self, why: str) -> None:
+        self._recaptures.append(why)
+        self._log.add(Remark("note", "guards", (), "re-captured", f"captured anew: {why}"))
+        if len(self._recaptures) == MAX_RECAPTURES + 1:
+            culprits = sorted(set(self._recaptures), key=self._recaptures.count, reverse=True)[:3]
+            warnings.warn(
+                f"rose_compiler captured {self.__name__} {len(self._recaptures)} times; what kept changing: "  # type: ignore[attr-defined]
+                + "; ".join(culprits),
+                stacklevel=3,
+            )
+
+    def _tuning(self, specialization: Specialization) -> Tuning:
+        found = self._tunings.get(id(specialization))
+        if found is None:
+            found = Tuning(specialization, self._options, self._log)
+            self._tunings[id(specialization)] = found
+        return found
+
+    @property
+    def runtime(self) -> Runtime:
+        """The lanes this function runs on; made when they are first needed."""
+        if self._runtime is None:
+            self._runtime = Runtime(serial=knobs.current().serial, timeout=self._options.timeout)
+        return self._runtime
+
+    def close(self) -> None:
+        """End the threads of all lanes. The function can be called again afterwards."""
+        if self._runtime is not None:
+            self._runtime.close()
+            self._runtime = None
+
+    # -- looking inside ------------------------------------------------------------------------
+
+    @property
+    def settled(self) -> bool:
+        """Whether tuning is over: further calls run :attr:`decision`."""
+        return self._last is not None and self._tuning(self._last).settled
+
+    @property
+    def decision(self) -> Decision:
+        """The schedule in force. ``decision.save(path)`` writes it for ``compile(..., tune=path)``."""
+        return self._tuning(self._require()).best
+
+    def ir(self, after: str | None = None) -> str:
+        """The program as text: as captured (``"captured"``), or after a pass of the schedule in force;
+        after the last one by default.
+
+        Raises:
+            ConfigError: when no pass of that name ran.
+        """
+        if after == "captured":
+            return self._require().text
+        return self._schedule().history.after(after)
+
+    @property
+    def history(self) -> list[tuple[str, str]]:
+        """The program as text after each pass of the schedule in force."""
+        return list(self._schedule().history)
+
+    @property
+    def source(self) -> str:
+        """The emitted Python of the schedule in force."""
+        return self._schedule().source
+
+    def explain(self, topic: str | None = None, *, width: int = 100) -> str:
+        """What was done and what was not, with the reasons and the user's lines.
+
+        ``topic="cost"`` comes with the cost model and raises ``NotImplementedError`` until then.
+        """
+        if topic == "cost":
+            raise NotImplementedError("explain('cost'): the symbolic cost model is not there yet")
+        if topic is not None:
+            raise fail("config-value", f"explain({topic!r})", expected="nothing, or 'cost'", found=repr(topic))
+        specialization = self._require()
+        tuning = self._tuning(specialization)
+        log = RemarkLog()
+        log.extend(self._log)
+        log.extend(self._schedule().history.remarks)
+        parts = [f"{self.__name__}: {tuning.summary()}", log.render(width)]  # type: ignore[attr-defined]
+        table = tuning.table()
+        if table:
+            parts.insert(1, table)
+        return "\n\n".join(parts)
+
+    def windows(self) -> Any:
+        """Windows of low activity. Comes with the profiler.
+
+        Raises:
+            NotImplementedError: until then.
+        """
+        raise NotImplementedError("windows(): the profiler is not there yet")
+
+    @property
+    def quota_plan(self) -> Any:
+        """Shares of SMs or cores for each lane. Comes with compute control.
+
+        Raises:
+            NotImplementedError: until then.
+        """
+        raise NotImplementedError("quota_plan: compute control is not there yet")
+
+    def report(self, path: str) -> None:
+        """A report page of the tuning. Comes with the profiler.
+
+        Raises:
+            NotImplementedError: until then.
+        """
+        raise NotImplementedError("report(): the profiler is not there yet")
+
+    def trace(self, path: str) -> None:
+        """A timeline file of one call. Comes with the profiler.
+
+        Raises:
+            NotImplementedError: until then.
+        """
+        raise NotImplementedError("trace(): the profiler is not there yet")
+
+    def _require(self) -> Specialization:
+        if self._last is None:
+            raise fail(
+                "not-called",
+                f"{self.__name__} was not called yet, so nothing of it is known",  # type: ignore[attr-defined]
+                help="call it once with real arguments first",
+            )
+        return self._last
+
+    def _schedule(self) -> Schedule:
+        specialization = self._require()
+        return specialization.build(self._tuning(specialization).best)
+
+    def __repr__(self) -> str:
+        return f"<rose_compiler.compile of {self.__qualname__}>"  # type: ignore[attr-defined]

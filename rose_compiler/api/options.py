@@ -1,0 +1,92 @@
+"""The arguments of :func:`rose_compiler.compile`, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rose_compiler.base.decision import Decision
+from rose_compiler.base.errors import fail, nearest
+
+Numerics = Literal["close", "bitwise"]
+_NUMERICS = ("close", "bitwise")
+_BACKENDS = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Checked options of one compiled function. ``decision`` is given when nothing is to be tuned."""
+
+    numerics: Numerics = "close"
+    staleness: int = 0
+    passes: tuple[Any, ...] | None = None
+    backend: str = "auto"
+    tune: bool = True
+    decision: Decision | None = None
+    check: bool = False
+    memory_limit: int | None = None
+    timeout: float | None = None
+    run_ahead: bool = True
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def make_options(
+    *,
+    numerics: str,
+    staleness: Any,
+    passes: Sequence[Any] | None,
+    backend: str,
+    tune: bool | str | Path,
+    check: bool,
+    memory_limit: int | None,
+    timeout: float | None,
+    run_ahead: bool,
+) -> Options:
+    """Check the arguments of ``compile``.
+
+    Raises:
+        ConfigError: for a value that does not exist.
+        NotImplementedError: for one whose capability comes later.
+    """
+    if numerics not in _NUMERICS:
+        raise fail(
+            "config-numerics",
+            f"numerics={numerics!r}{nearest(str(numerics), _NUMERICS)}",
+            expected="'close' or 'bitwise'",
+            found=repr(numerics),
+        )
+    if staleness not in (0, None, {}):
+        raise NotImplementedError("staleness: asynchronous training is not there yet; leave it at 0")
+    if check:
+        raise NotImplementedError("check=True: the checking mode is not there yet")
+    if backend not in _BACKENDS:
+        if str(backend).startswith("virtual:"):
+            raise NotImplementedError("backend='virtual:...': the virtual GPU is not there yet")
+        raise fail(
+            "config-value",
+            f"backend={backend!r}{nearest(str(backend), _BACKENDS)}",
+            expected="one of " + ", ".join(map(repr, _BACKENDS)),
+            found=repr(backend),
+        )
+    for name, value in (("memory_limit", memory_limit), ("timeout", timeout)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0):
+            raise fail("config-value", f"{name}={value!r}", expected="a positive number or None", found=repr(value))
+    decision = None
+    if isinstance(tune, (str, Path)):
+        decision = Decision.load(tune)
+    elif not isinstance(tune, bool):
+        raise fail("config-value", f"tune={tune!r}", expected="True, False or the path of a decision", found=repr(tune))
+    return Options(
+        numerics,  # type: ignore[arg-type]
+        0,
+        None if passes is None else tuple(passes),
+        backend,
+        tune is True,
+        decision,
+        check,
+        memory_limit,
+        timeout,
+        run_ahead,
+    )

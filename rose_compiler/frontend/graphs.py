@@ -1,0 +1,315 @@
+"""Runs of pure torch statements become one traced operation each."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.fx as fx
+
+from rose_compiler.base.errors import SourceLocation
+from rose_compiler.base.remarks import Blocker, RemarkLog
+from rose_compiler.frontend.record import Record
+from rose_compiler.frontend.trace import Traced, trace
+from rose_compiler.ir import facts
+from rose_compiler.ir.effects import RNG_TORCH
+from rose_compiler.ir.ops import STATE, Op, Signature
+from rose_compiler.ir.program import Program, is_call, is_item, is_state, op_of, placeholders
+from rose_compiler.ir.rewriter import Rewriter
+
+PASS = "trace"
+_NO_GRAD = ("no_grad", "inference_mode")
+
+
+@dataclass
+class Run:
+    """Neighbouring operations that can be one traced graph."""
+
+    nodes: list[fx.Node]
+
+    @property
+    def members(self) -> set[fx.Node]:
+        return set(self.nodes)
+
+
+def trace_runs(program: Program, record: Record, log: RemarkLog) -> int:
+    """Trace what can be traced in the bodies of loops that step a simulator.
+
+    Elsewhere the user's statements stay as they are: one operation of straight Python costs less
+    than a graph that nothing is done with. Returns the number of graphs made.
+    """
+    made = 0
+    for loop in program.loops():
+        if not any(is_call(n) and op_of(n).kind == "step" for n in loop.graph.nodes):
+            continue
+        for run in find_runs(loop.graph, record):
+            made += make_graph(program, run, record, log)
+    return made
+
+
+def find_runs(graph: fx.Graph, record: Record) -> list[Run]:
+    """Maximal runs of traceable operations; items in between belong to what they pick from."""
+    runs: list[Run] = []
+    current: list[fx.Node] = []
+    context: Any = None
+    for node in graph.nodes:
+        if is_item(node) or node.op in ("placeholder", "get_attr") or is_call(node, STATE):
+            continue
+        if traceable(node, record) and (not current or facts.get(node).context == context):
+            current.append(node)
+            context = facts.get(node).context
+            continue
+        if current:
+            runs.append(Run(current))
+        current = [node] if traceable(node, record) else []
+        context = facts.get(node).context
+    if current:
+        runs.append(Run(current))
+    return [
+        r
+        for r in runs
+        if any(
+            record.examples[n].args and "module" in op_of(n).attributes.get("calls", ())
+            for n in r.nodes
+        )
+    ]
+
+
+def traceable(node: fx.Node, record: Record) -> bool:
+    """Whether one operation may be part of a graph: torch only, nothing written but the generator."""
+    if not is_call(node) or node not in record.examples:
+        return False
+    op = op_of(node)
+    signature = op.signature
+    if op.kind != "block" or signature.reads is None or signature.writes is None:
+        return False
+    if any(w != RNG_TORCH for w in signature.writes) or "host" in signature.reads:
+        return False
+    if any(r.startswith("rng:") and r != RNG_TORCH for r in signature.reads):
+        return False
+    if not any(c.kind in _NO_GRAD for c in facts.get(node).context):
+        return False
+    spec = facts.get(node).spec
+    if spec is None:
+        return False
+    results = spec.items if op.signature.results > 1 else (spec,)
+    return all(s.kind == "tensor" or s.type_name.startswith("torch.distributions") for s in results)
+
+
+def make_graph(program: Program, run: Run, record: Record, log: RemarkLog) -> int:
+    """Replace a run by one graph operation; 0 and a remark when it can't be traced."""
+    rewriter = Rewriter(program, log, PASS)
+    shortened = list(run.nodes)
+    while shortened:
+        blocker = _replace(program, Run(shortened), record, rewriter)
+        if blocker is None:
+            return 1
+        if blocker.code != "not-traceable" or len(shortened) == 1:
+            rewriter.missed(shortened[0], blocker)
+            return 0
+        # an output that is no tensor belongs to a statement behind the run
+        shortened.pop()
+    return 0
+
+
+def _replace(program: Program, run: Run, record: Record, rewriter: Rewriter) -> Blocker | None:
+    members = run.members
+    outputs = _outputs(run)
+    for node in outputs:
+        spec = facts.get(node).spec
+        if spec is not None and spec.kind != "tensor" and not _is_tensor_item(node):
+            return Blocker(
+                "not-traceable", f"`{node.name}` is no tensor and is used outside the run"
+            )
+    inputs: list[fx.Node] = []
+    states: dict[fx.Node, Any] = {}
+    examples: dict[fx.Node, Any] = {}
+    for node in run.nodes:
+        example = record.examples[node]
+        for argument, value in zip(node.args, example.args, strict=True):
+            if not isinstance(argument, fx.Node):
+                continue
+            if is_state(argument):
+                states[argument] = value
+            elif argument not in members and not (
+                is_item(argument) and argument.args[0] in members
+            ):
+                if argument not in examples:
+                    inputs.append(argument)
+                    examples[argument] = value
+    names = _names(inputs)
+    lifted = dict(record.names.tensors)
+    traced = trace(
+        _function(run, inputs, states, outputs),
+        tuple(examples[n] for n in inputs),
+        lifted=lifted,
+        names=names,
+        contexts=facts.get(run.nodes[0]).context,
+        roots=tuple(states.values()),
+    )
+    if isinstance(traced, Blocker):
+        return traced
+    _install(program, run, inputs, outputs, traced, rewriter)
+    return None
+
+
+def _install(
+    program: Program,
+    run: Run,
+    inputs: list[fx.Node],
+    outputs: list[fx.Node],
+    traced: Traced,
+    rewriter: Rewriter,
+) -> None:
+    arguments = [
+        _state_node(program, a, rewriter) if isinstance(a, str) else inputs[a]
+        for a in traced.arguments
+    ]
+    rng = (RNG_TORCH,) if traced.draws else ()
+    name = program.ops.fresh(_title(run))
+    signature = Signature(
+        name,
+        traced.inputs,
+        (*traced.lifted, *rng),
+        rng,
+        results=len(outputs),
+        may_raise=bool(traced.checks),
+    )
+    lines = tuple(line for n in run.nodes for line in op_of(n).source)
+    op = Op(
+        signature,
+        traced.gm.forward if len(outputs) != 1 else _single(traced.gm.forward),
+        kind="graph",
+        body=traced.gm,
+        source=lines,
+        attributes={"draws": tuple(traced.draws), "checks": tuple(traced.checks)},
+    )
+    last = run.nodes[-1]
+    node = rewriter.call(op, *arguments, before=last, like=run.nodes[0], name=name)
+    facts.put(node, context=facts.get(run.nodes[0]).context, alias=())
+    for position, old in enumerate(outputs):
+        new = node if len(outputs) == 1 else rewriter.item(node, position)
+        facts.put(new, spec=facts.get(old).spec, alias=facts.get(old).alias)
+        rewriter.replace(old, new)
+    for old in reversed(run.nodes):
+        for user in list(old.users):
+            rewriter.erase(user)
+        rewriter.erase(old)
+    rewriter.applied(
+        node, f"{len(run.nodes)} statements traced to one graph of {_size(traced.gm)} torch calls"
+    )
+
+
+def _function(
+    run: Run, inputs: list[fx.Node], states: dict[fx.Node, Any], outputs: list[fx.Node]
+) -> Callable[..., tuple[Any, ...]]:
+    """The run as one Python function of its inputs."""
+
+    def run_all(*values: Any) -> tuple[Any, ...]:
+        env: dict[fx.Node, Any] = {**states, **dict(zip(inputs, values, strict=True))}
+
+        def get(argument: Any) -> Any:
+            if not isinstance(argument, fx.Node):
+                return argument
+            if argument in env:
+                return env[argument]
+            assert is_item(argument)
+            return operator.getitem(get(argument.args[0]), argument.args[1])  # type: ignore[call-overload]
+
+        for node in run.nodes:
+            env[node] = op_of(node)(*(get(a) for a in node.args))
+        return tuple(get(n) for n in outputs)
+
+    return run_all
+
+
+def _outputs(run: Run) -> list[fx.Node]:
+    """Values of the run that are used outside, items instead of tuples."""
+    members = run.members
+    found: list[fx.Node] = []
+    for node in run.nodes:
+        for user in node.users:
+            if is_item(user):
+                if any(u not in members for u in user.users) and user not in found:
+                    found.append(user)
+            elif user not in members and node not in found:
+                found.append(node)
+    return found
+
+
+def _is_tensor_item(node: fx.Node) -> bool:
+    if not is_item(node):
+        return False
+    spec = facts.get(node.args[0]).spec  # type: ignore[arg-type]
+    position = node.args[1]
+    return (
+        spec is not None
+        and isinstance(position, int)
+        and position < len(spec.items)
+        and spec.items[position].kind == "tensor"
+    )
+
+
+def _names(inputs: Sequence[fx.Node]) -> list[str]:
+    """Parameter names for the inputs, each once, none private."""
+    taken: dict[str, None] = {}
+    for node in inputs:
+        stem = node.name.lstrip("_") or "x"
+        name, n = stem, 1
+        while name in taken:
+            name, n = f"{stem}_{n}", n + 1
+        taken[name] = None
+    return list(taken)
+
+
+def _state_node(program: Program, path: str, rewriter: Rewriter) -> fx.Node:
+    """The node of a tensor below a root, at the top of the program."""
+    root_name, attribute = split_name(path, program)
+    for node in program.graph.nodes:
+        if is_call(node, STATE) and facts.get(node).state == path:
+            return node
+    root = next(
+        n
+        for n in placeholders(program.graph)
+        if n.name == root_name or facts.get(n).state == root_name
+    )
+    if not attribute:
+        return root
+    anchor = next(n for n in program.graph.nodes if n.op != "placeholder" and not is_call(n, STATE))
+    name = path.replace(".params.", "_").replace(".buffers.", "_").replace(".", "_")
+    return rewriter.call(STATE, root, attribute, before=anchor, name=name, state=path)
+
+
+def split_name(path: str, program: Program) -> tuple[str, str]:
+    """A state's name as the root and the attribute path that leads to the object."""
+    root, _, rest = path.partition(".")
+    for part in ("params.", "buffers."):
+        if rest.startswith(part):
+            return root, rest[len(part) :]
+        rest = rest.replace(f".{part}", ".")
+    return root, rest
+
+
+def _single(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def first(*args: Any) -> Any:
+        return forward(*args)[0]
+
+    return first
+
+
+def _size(gm: fx.GraphModule) -> int:
+    return sum(n.op.startswith("call_") for n in gm.graph.nodes)
+
+
+def _title(run: Run) -> str:
+    """A name after the function that the run was inlined from, else after its place."""
+    chain = facts.get(run.nodes[0]).origin.inlined_from
+    where: SourceLocation | None = chain[-1] if chain else facts.get(run.nodes[0]).origin.where
+    if chain and where is not None:
+        text = where.source
+        for word in ("act", "value", "policy", "forward"):
+            if word in text:
+                return word
+    return "graph"

@@ -1,0 +1,60 @@
+"""Checks that a traced graph keeps: they look at a tensor's values and raise, or do nothing."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rose_compiler.ir import functions
+
+
+def check_valid(valid: Tensor, template: str, value: object = None, *parameters: object) -> None:
+    """Raise what ``torch.distributions`` raises for arguments that violate a constraint.
+
+    Args:
+        valid: truth value, one element.
+        template: the message, with ``{type}``, ``{shape}`` and ``{value}`` for those of ``value``
+            and ``{0}``, ``{1}``, ... for the distribution's parameters.
+        value: the tensor that was checked.
+        parameters: the distribution's parameters; shown by value if they have one element, else by
+            size, as ``repr`` of a distribution shows them.
+
+    Raises:
+        ValueError: when ``valid`` is false.
+    """
+    if valid:
+        return
+    shown = [p.size() if isinstance(p, Tensor) and p.numel() != 1 else p for p in parameters]
+    shape = tuple(value.shape) if isinstance(value, Tensor) else ()
+    raise ValueError(
+        template.format(*shown, type=type(value).__name__, shape=shape, value=value)
+    )
+
+
+def check_probabilities(probabilities: Tensor) -> None:
+    """Raise what ``torch.multinomial`` raises on weights it can't draw from.
+
+    Args:
+        probabilities: weights, categories last.
+
+    Raises:
+        RuntimeError: when an element is negative, infinite or NaN, or all weights of a row are zero.
+    """
+    if not torch.all((probabilities >= 0) & torch.isfinite(probabilities)):
+        raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
+    if not torch.all(probabilities.sum(-1) > 0):
+        raise RuntimeError("invalid multinomial distribution (sum of probabilities <= 0)")
+
+
+def check_deviations(std: Tensor) -> None:
+    """Raise what ``torch.normal`` raises on standard deviations below zero.
+
+    Raises:
+        RuntimeError: when the smallest element is below zero or NaN.
+    """
+    if std.numel() and not std.min() >= 0:
+        raise RuntimeError("normal expects all elements of std >= 0.0")
+
+
+for _check in (check_valid, check_probabilities, check_deviations):
+    functions.register(f"rose_compiler.checks.{_check.__name__}", _check)
