@@ -155,8 +155,9 @@ class Interpreter:
         return None
 
     def _call(self, node: fx.Node, env: Environment) -> Any:
-        args = self._bound(node, self._read(env, node.args))
+        args = self._read(env, node.args)
         kwargs = self._bound(node, self._read(env, node.kwargs))
+        self._bound(node, _checked(node, args))
         with entered(facts.get(node).context):
             if not isinstance(node.target, Op):
                 return call_plain(node, args, kwargs)
@@ -247,6 +248,15 @@ class Interpreter:
                         dead.setdefault(node, []).append(used)
             self._last_uses[graph] = dead
         return self._last_uses[graph]
+
+
+def _checked(node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments that must be bound; a block may read others on some of its ways only."""
+    maybe = node.target.attributes.get("maybe_unbound", ()) if isinstance(node.target, Op) else ()
+    if not maybe:
+        return args
+    params = node.target.signature.params  # type: ignore[union-attr]
+    return tuple(None if p in maybe else a for p, a in zip(params, args, strict=True))
 
 
 def _trips(bounds: tuple[Any, ...]) -> Iterable[Any]:
