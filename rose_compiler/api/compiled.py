@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-import time
 import warnings
 import weakref
 from typing import Any
 
 from rose_compiler.api.options import Options
 from rose_compiler.api.specialize import Schedule, Specialization
-from rose_compiler.api.tuning import Tuning
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import fail
 from rose_compiler.base.remarks import Remark, RemarkLog
 from rose_compiler.frontend import source
-from rose_compiler.ir import interp
+from rose_compiler.frontend.guards import Arguments
 from rose_compiler.runtime.support import Runtime
 
 MAX_RECAPTURES = 8
@@ -37,7 +35,6 @@ class Compiled:
         self._options = options
         self._log = RemarkLog()
         self._specializations: list[Specialization] = []
-        self._tunings: dict[int, Tuning] = {}
         self._recaptures: list[str] = []
         self._runtime: Runtime | None = None
         self._last: Specialization | None = None
@@ -56,29 +53,14 @@ class Compiled:
         return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        settings = knobs.current()
         specialization, arguments = self._find(args, kwargs)
-        if specialization is None:
-            return self._first(args, kwargs)
         self._last = specialization
-        if settings.interp:
-            return interp.run(specialization.program, arguments.values, arguments.states)
-        tuning = self._tuning(specialization)
-        decision = tuning.next()
-        if decision is None:
-            started = time.perf_counter()
-            result = self._fn(*args, **kwargs)
-            tuning.record(None, time.perf_counter() - started, self.runtime)
-            return result
-        schedule = specialization.build(decision)
-        runtime = self.runtime
-        started = time.perf_counter()
-        result = specialization.run(schedule, runtime, arguments)
-        tuning.record(decision, time.perf_counter() - started, runtime)
-        return result
+        return specialization.call(arguments, self.runtime, lambda: self._fn(*args, **kwargs))
 
-    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Specialization | None, Any]:
-        """The specialization whose assumptions hold for these arguments."""
+    def _find(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Specialization, Arguments]:
+        """The specialization whose assumptions hold for these arguments; a new one if none does."""
         given = args if not inspect.ismethod(self._fn) else (self._fn.__self__, *args)
         why = ""
         for candidate in self._specializations:
@@ -89,17 +71,10 @@ class Compiled:
             why = why or changed
         if why:
             self._recaptured(why)
-        return None, None
-
-    def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Capture for these arguments and run in program order."""
-        specialization = Specialization.make(self._fn, args, kwargs, self._options, self._log)
-        given = args if not inspect.ismethod(self._fn) else (self._fn.__self__, *args)
-        arguments = specialization.guards.bind(given, kwargs)
-        result = specialization.first(arguments)
-        self._specializations.insert(0, specialization)
-        self._last = specialization
-        return result
+        made = Specialization(self._fn, args, kwargs, self._options, self._log)
+        arguments = made.guards.bind(given, kwargs)
+        self._specializations.insert(0, made)
+        return made, arguments
 
     def _recaptured(self, why: str) -> None:
         self._recaptures.append(why)
@@ -111,13 +86,6 @@ class Compiled:
                 + "; ".join(culprits),
                 stacklevel=3,
             )
-
-    def _tuning(self, specialization: Specialization) -> Tuning:
-        found = self._tunings.get(id(specialization))
-        if found is None:
-            found = Tuning(specialization, self._options, self._log)
-            self._tunings[id(specialization)] = found
-        return found
 
     @property
     def runtime(self) -> Runtime:
@@ -137,12 +105,14 @@ class Compiled:
     @property
     def settled(self) -> bool:
         """Whether tuning is over: further calls run :attr:`decision`."""
-        return self._last is not None and self._tuning(self._last).settled
+        return (
+            self._last is not None and self._last.unit.recorded and self._last.unit.tuning.settled
+        )
 
     @property
     def decision(self) -> Decision:
         """The schedule in force. ``decision.save(path)`` writes it for ``compile(..., tune=path)``."""
-        return self._tuning(self._require()).best
+        return self._require().unit.tuning.best
 
     def ir(self, after: str | None = None) -> str:
         """The program as text: as captured (``"captured"``), or after a pass of the schedule in force;
@@ -152,7 +122,7 @@ class Compiled:
             ConfigError: when no pass of that name ran.
         """
         if after == "captured":
-            return self._require().text
+            return self._require().unit.text
         return self._schedule().history.after(after)
 
     @property
@@ -173,9 +143,13 @@ class Compiled:
         if topic == "cost":
             raise NotImplementedError("explain('cost'): the symbolic cost model is not there yet")
         if topic is not None:
-            raise fail("config-value", f"explain({topic!r})", expected="nothing, or 'cost'", found=repr(topic))
-        specialization = self._require()
-        tuning = self._tuning(specialization)
+            raise fail(
+                "config-value",
+                f"explain({topic!r})",
+                expected="nothing, or 'cost'",
+                found=repr(topic),
+            )
+        tuning = self._require().unit.tuning
         log = RemarkLog()
         log.extend(self._log)
         log.extend(self._schedule().history.remarks)
@@ -219,7 +193,7 @@ class Compiled:
         raise NotImplementedError("trace(): the profiler is not there yet")
 
     def _require(self) -> Specialization:
-        if self._last is None:
+        if self._last is None or not self._last.unit.recorded:
             raise fail(
                 "not-called",
                 f"{self.__name__} was not called yet, so nothing of it is known",  # type: ignore[attr-defined]
@@ -228,8 +202,8 @@ class Compiled:
         return self._last
 
     def _schedule(self) -> Schedule:
-        specialization = self._require()
-        return specialization.build(self._tuning(specialization).best)
+        unit = self._require().unit
+        return unit.build(unit.tuning.best)
 
     def __repr__(self) -> str:
         return f"<rose_compiler.compile of {self.__qualname__}>"  # type: ignore[attr-defined]

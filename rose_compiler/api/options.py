@@ -58,7 +58,9 @@ def make_options(
             found=repr(numerics),
         )
     if staleness not in (0, None, {}):
-        raise NotImplementedError("staleness: asynchronous training is not there yet; leave it at 0")
+        raise NotImplementedError(
+            "staleness: asynchronous training is not there yet; leave it at 0"
+        )
     if check:
         raise NotImplementedError("check=True: the checking mode is not there yet")
     if backend not in _BACKENDS:
@@ -71,13 +73,25 @@ def make_options(
             found=repr(backend),
         )
     for name, value in (("memory_limit", memory_limit), ("timeout", timeout)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0):
-            raise fail("config-value", f"{name}={value!r}", expected="a positive number or None", found=repr(value))
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0
+        ):
+            raise fail(
+                "config-value",
+                f"{name}={value!r}",
+                expected="a positive number or None",
+                found=repr(value),
+            )
     decision = None
     if isinstance(tune, (str, Path)):
         decision = Decision.load(tune)
     elif not isinstance(tune, bool):
-        raise fail("config-value", f"tune={tune!r}", expected="True, False or the path of a decision", found=repr(tune))
+        raise fail(
+            "config-value",
+            f"tune={tune!r}",
+            expected="True, False or the path of a decision",
+            found=repr(tune),
+        )
     return Options(
         numerics,  # type: ignore[arg-type]
         0,

@@ -14,7 +14,19 @@ from rose_compiler.ir.program import Program, is_call, is_state, op_of
 from rose_compiler.ir.scope import Scope
 from rose_compiler.runtime.probe import probe_tile
 
-_DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool, torch.uint8)}
+_DTYPES = {
+    str(d).removeprefix("torch."): d
+    for d in (
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.bool,
+        torch.uint8,
+    )
+}
 
 
 class Prober:
@@ -42,7 +54,9 @@ class Prober:
         total = sum(rows)
         arguments: list[Any] = []
         batched: dict[int, int] = {}
-        for position, (name, argument) in enumerate(zip(op.signature.params, node.args, strict=True)):
+        for position, (name, argument) in enumerate(
+            zip(op.signature.params, node.args, strict=True)
+        ):
             value = self._value(name, argument)
             if value is None:
                 return "unknown"
@@ -75,9 +89,15 @@ class Prober:
         if isinstance(resolved, fx.Node) and is_call(resolved, STATE):
             base = self._live(resolved.args[0])  # type: ignore[arg-type]
             for part in str(resolved.args[1]).split("."):
-                base = base[int(part)] if part.isdigit() and not hasattr(base, part) else getattr(base, part)
+                base = (
+                    base[int(part)]
+                    if part.isdigit() and not hasattr(base, part)
+                    else getattr(base, part)
+                )
             return base
-        return self.program.objects.get(facts.get(resolved).state if isinstance(resolved, fx.Node) else "")
+        return self.program.objects.get(
+            facts.get(resolved).state if isinstance(resolved, fx.Node) else ""
+        )
 
 
 def _with_rows(value: Any, rows: int, axis: int) -> Any:

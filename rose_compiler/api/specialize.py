@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,22 +12,24 @@ import torch.fx as fx
 
 from rose_compiler.api.options import Options
 from rose_compiler.api.probing import Prober
+from rose_compiler.api.tuning import Tuning
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.codegen.emit import Emitted, emit
 from rose_compiler.codegen.load import load
-from rose_compiler.frontend.capture import Captured, capture
+from rose_compiler.frontend.batches import annotate
+from rose_compiler.frontend.capture import capture
 from rose_compiler.frontend.components import is_simulator
 from rose_compiler.frontend.graphs import trace_runs
-from rose_compiler.frontend.guards import Arguments, Guards, make_guards
-from rose_compiler.frontend.record import Record
-from rose_compiler.frontend.recorder import Recorder
+from rose_compiler.frontend.guards import Arguments, make_guards
+from rose_compiler.frontend.record import Record, Recorder
 from rose_compiler.frontend.states import refine
+from rose_compiler.frontend.unit import find_iterations, one_trip
 from rose_compiler.ir import bodies, interp
 from rose_compiler.ir.dump import dump
 from rose_compiler.ir.ops import OpTable
-from rose_compiler.ir.program import Program
+from rose_compiler.ir.program import LoopView, Program, is_state, placeholders
 from rose_compiler.ir.verify import verify
 from rose_compiler.passes.base import PassContext
 from rose_compiler.passes.manager import History, PassManager
@@ -64,81 +68,90 @@ class Schedule:
         return self.emitted.source
 
 
-@dataclass
-class Specialization:
-    """Everything known of a function for arguments of one make."""
+class Unit:
+    """What is recorded, scheduled and run again and again: one training iteration.
 
-    captured: Captured
-    guards: Guards
-    options: Options
-    log: RemarkLog
-    record: Record | None = None
-    examples: dict[str, Any] = field(default_factory=dict)
-    schedules: dict[Decision, Schedule] = field(default_factory=dict)
-    text: str = ""
+    ``program`` is the program as captured, effects and graphs included once it has run: the whole
+    function, or one trip of its loop over iterations.
+    """
 
-    @property
-    def program(self) -> Program:
-        """The program as captured, effects and graphs included, before any pass."""
-        return self.captured.program
+    def __init__(self, program: Program, options: Options, log: RemarkLog) -> None:
+        self.program = program
+        self.options = options
+        self.log = log
+        self.text = ""
+        self.recorded = False
+        self.schedules: dict[Decision, Schedule] = {}
+        self._examples: dict[str, Any] = {}
+        self._tuning: Tuning | None = None
 
-    @classmethod
-    def make(cls, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options, log: RemarkLog) -> Specialization:
-        """Capture a function for the arguments at hand.
+    def run(
+        self,
+        values: Mapping[str, Any],
+        states: Mapping[str, Any],
+        runtime: Runtime,
+        eager: Callable[[], Any] | None,
+    ) -> Any:
+        """Run one iteration: watched and in program order the first time, by a schedule afterwards.
 
-        Raises:
-            CaptureError: for a construct that can't be compiled soundly.
+        ``eager`` runs the user's own statements, where that is possible.
         """
-        captured = capture(fn, args, kwargs)
-        verify(captured.program)
-        return cls(captured, make_guards(captured, args, kwargs), options, log)
-
-    # -- the first call ------------------------------------------------------------------------
-
-    def first(self, arguments: Arguments) -> Any:
-        """Run the program in its own order and watch it."""
-        recorder = Recorder(self.program)
-        result = interp.run(self.program, arguments.values, arguments.states, hooks=recorder)
-        self.record = recorder.record
-        self.prepare()
+        if not self.recorded:
+            return self._first(values, states)
+        if knobs.current().interp:
+            return interp.run(self.program, values, states)
+        decision = self.tuning.next(eager is not None)
+        started = time.perf_counter()
+        if decision is None:
+            assert eager is not None
+            result = eager()
+        else:
+            schedule = self.build(decision)
+            started = time.perf_counter()
+            result = schedule.run(
+                runtime,
+                *(values[n] for n in self.program.value_params),
+                *(states[n] for n in self.program.state_params),
+            )
+        self.tuning.record(decision, time.perf_counter() - started)
         return result
 
-    def prepare(self) -> None:
-        """Use what the first call showed: effects, graphs."""
-        assert self.record is not None
-        refine(self.program, self.record, self.log)
-        self.examples = self._examples()
-        trace_runs(self.program, self.record, self.log)
-        self.record.release()
+    def _first(self, values: Mapping[str, Any], states: Mapping[str, Any]) -> Any:
+        recorder = Recorder(self.program)
+        result = interp.run(self.program, values, states, hooks=recorder)
+        record = recorder.record
+        refine(self.program, record, self.log)
+        self._examples = _examples(record)
+        trace_runs(self.program, record, self.log)
+        annotate(self.program, record)
+        record.release()
         verify(self.program)
         self.text = dump(self.program)
+        self.recorded = True
+        return result
 
-    def _examples(self) -> dict[str, Any]:
-        assert self.record is not None
-        found: dict[str, Any] = {}
-        for node, example in self.record.examples.items():
-            for argument, value in zip(node.args, example.args, strict=True):
-                if isinstance(argument, fx.Node) and argument.name not in found:
-                    found[argument.name] = value
-        return found
-
-    # -- schedules -----------------------------------------------------------------------------
+    @property
+    def tuning(self) -> Tuning:
+        """Which schedule comes next; made when the first iteration has been seen."""
+        if self._tuning is None:
+            shards = max((len(s) for s in self.shards().values()), default=1)
+            self._tuning = Tuning(self.options, shards, self.log)
+        return self._tuning
 
     def shards(self) -> dict[str, tuple[int, ...]]:
         """Rows of each shard of every simulator among the states, by the state's name."""
-        found: dict[str, tuple[int, ...]] = {}
-        for name, value in _simulators(self.program.objects).items():
-            get = getattr(value, "shards", None)
-            if callable(get):
-                found[name] = tuple(int(s.num_envs) for s in get())
-        return found
+        return {
+            name: tuple(int(s.num_envs) for s in env.shards())
+            for name, env in simulators(self.program.objects).items()
+            if callable(getattr(env, "shards", None))
+        }
 
     def asynchronous(self) -> frozenset[str]:
         """Simulators whose shards step beside the caller by themselves."""
         return frozenset(
             name
-            for name, value in _simulators(self.program.objects).items()
-            if callable(getattr(value, "shards", None)) and all(s.native_async for s in value.shards())
+            for name, env in simulators(self.program.objects).items()
+            if callable(getattr(env, "shards", None)) and all(s.native_async for s in env.shards())
         )
 
     def context(self, decision: Decision) -> PassContext:
@@ -148,7 +161,7 @@ class Specialization:
             options=decision,
             shards=self.shards(),
             asynchronous=self.asynchronous(),
-            probe=Prober(self.program, self.examples),
+            probe=Prober(self.program, self._examples),
             run_ahead=self.options.run_ahead,
             memory_limit=self.options.memory_limit,
         )
@@ -174,14 +187,67 @@ class Specialization:
         self.schedules[decision] = made
         return made
 
-    def run(self, schedule: Schedule, runtime: Runtime, arguments: Arguments) -> Any:
-        """Run one call by a schedule."""
-        values = [arguments.values[n] for n in self.program.value_params]
-        states = [arguments.states[n] for n in self.program.state_params]
-        return schedule.run(runtime, *values, *states)
+
+class Specialization:
+    """A function captured for arguments of one make, with what it takes for granted."""
+
+    def __init__(
+        self,
+        fn: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Options,
+        log: RemarkLog,
+    ) -> None:
+        self.captured = capture(fn, args, kwargs)
+        program = self.captured.program
+        verify(program)
+        self.guards = make_guards(self.captured, args, kwargs)
+        self.iterations = find_iterations(program)
+        unit = program if self.iterations is None else one_trip(program, self.iterations)
+        self.unit = Unit(unit, options, log)
+
+    def call(self, arguments: Arguments, runtime: Runtime, eager: Callable[[], Any]) -> Any:
+        """Run one call of the function."""
+        if self.iterations is None:
+            return self.unit.run(arguments.values, arguments.states, runtime, eager)
+        program = self.captured.program
+        inputs = [arguments.values[n] for n in program.value_params]
+        inputs += [arguments.states[n] for n in program.state_params]
+        return _Trips(self, arguments, runtime).root(program, inputs)
 
 
-def _simulators(objects: dict[str, Any]) -> dict[str, Any]:
+class _Trips(interp.Interpreter):
+    """Runs a whole training loop: the unit for each trip, what stands around it in program order."""
+
+    def __init__(self, of: Specialization, arguments: Arguments, runtime: Runtime) -> None:
+        super().__init__(interp.Hooks())
+        self.of = of
+        self.arguments = arguments
+        self.runtime = runtime
+
+    def trip(self, loop: fx.Node, number: int, inputs: tuple[Any, ...]) -> interp.Outcome:
+        if loop is not self.of.iterations:
+            return super().trip(loop, number, inputs)
+        unit = self.of.unit
+        states = [is_state(p) for p in placeholders(LoopView(loop).graph)]
+        given = [v for v, state in zip(inputs, states, strict=True) if not state]
+        values = dict(zip(unit.program.value_params, given, strict=True))
+        *carried, broke = unit.run(values, self.arguments.states, self.runtime, None)
+        return interp.Outcome("break" if broke else "end", tuple(carried))
+
+
+def _examples(record: Record) -> dict[str, Any]:
+    """Values that operations were first called with, by the name of the argument's node."""
+    found: dict[str, Any] = {}
+    for node, example in record.examples.items():
+        for argument, value in zip(node.args, example.args, strict=True):
+            if isinstance(argument, fx.Node):
+                found.setdefault(argument.name, value)
+    return found
+
+
+def simulators(objects: dict[str, Any]) -> dict[str, Any]:
     """Simulators among the roots and one level below, by state name."""
     found: dict[str, Any] = {}
     for root, value in objects.items():
@@ -189,7 +255,9 @@ def _simulators(objects: dict[str, Any]) -> dict[str, Any]:
             found[root] = value
             continue
         fields = getattr(value, "__dict__", None)
-        if isinstance(fields, dict) and not isinstance(value, (torch.nn.Module, torch.optim.Optimizer)):
+        if isinstance(fields, dict) and not isinstance(
+            value, (torch.nn.Module, torch.optim.Optimizer)
+        ):
             for key, inner in fields.items():
                 if is_simulator(inner):
                     found[f"{root}.{key}"] = inner

@@ -1,44 +1,42 @@
-"""Which schedule the next call runs: a fixed one, or the one that the chooser wants to see."""
+"""Which schedule the next iteration runs: a fixed one, or the one that the chooser wants to see."""
 
 from __future__ import annotations
 
-
-
 from rose_compiler.api.options import Options
-from rose_compiler.api.specialize import Specialization
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.remarks import RemarkLog
-from rose_compiler.runtime.support import Runtime
 
 
-def default_decision(specialization: Specialization, options: Options) -> Decision:
+def default_decision(shards: int) -> Decision:
     """The schedule that is right most often: two groups of shards, late work in the shadow."""
-    shards = max((len(s) for s in specialization.shards().values()), default=1)
     return Decision(groups=min(2, shards), late="shadow")
 
 
 class Tuning:
-    """The schedules of one specialization. ``next`` answers ``None`` for the user's own statements."""
+    """The schedules of one unit."""
 
-    def __init__(self, specialization: Specialization, options: Options, log: RemarkLog) -> None:
-        self.specialization = specialization
+    def __init__(self, options: Options, shards: int, log: RemarkLog) -> None:
         self.options = options
-        self.best = options.decision or default_decision(specialization, options)
+        self.log = log
+        self.best = options.decision or default_decision(shards)
 
     @property
     def settled(self) -> bool:
+        """Whether every further iteration runs :attr:`best`."""
         return True
 
-    def next(self) -> Decision | None:
+    def next(self, eager: bool) -> Decision | None:
+        """The schedule of the next iteration; ``None`` for the user's own statements, if ``eager``
+        says that they can be run."""
         return self.best
 
-    def record(self, decision: Decision | None, seconds: float, runtime: Runtime) -> None:
-        """Take note of one call."""
+    def record(self, decision: Decision | None, seconds: float) -> None:
+        """Take note of one iteration."""
 
     def summary(self) -> str:
+        """One line on what is in force and why."""
         return f"schedule {self.best}"
 
     def table(self) -> str:
+        """What was tried, as text; empty when nothing was."""
         return ""
-
-

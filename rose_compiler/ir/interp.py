@@ -187,12 +187,17 @@ class Interpreter:
             except StopIteration:
                 break
             self.hooks.trip(node, number)
-            outcome = self.graph(view.graph, (index, *carried, *captured))
+            outcome = self.trip(node, number, (index, *carried, *captured))
             carried = outcome.values
             number += 1
             if outcome.how == "break":
                 break
         return tuple(carried)
+
+    def trip(self, loop: fx.Node, number: int, inputs: tuple[Any, ...]) -> Outcome:
+        """Run one trip of a loop on its index, carried and captured values; to be overridden by what
+        runs the trips of one loop in another way."""
+        return self.graph(LoopView(loop).graph, inputs)
 
     def _branch(self, node: fx.Node, env: Environment) -> Outcome:
         view = BranchView(node)

@@ -1,0 +1,128 @@
+"""A whole training loop, cut into trips: what is recorded, scheduled and tuned is one iteration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.fx as fx
+
+from rose_compiler.ir import bodies, facts
+from rose_compiler.ir.ops import BREAK_IF, CONTINUE_IF, LOOP, STATE, OpTable
+from rose_compiler.ir.program import Builder, LoopView, Program, is_call, is_state, op_of
+
+
+def find_iterations(program: Program) -> fx.Node | None:
+    """The loop over training iterations, when the function was written as the whole of it: the one
+    loop of the function's own body with a loop inside that steps a simulator."""
+    found = [
+        node
+        for node in program.graph.nodes
+        if is_call(node, LOOP)
+        and any(is_call(n, LOOP) and _steps(LoopView(n).graph) for n in LoopView(node).graph.nodes)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _steps(graph: fx.Graph) -> bool:
+    return any(
+        is_call(n) and (op_of(n).kind == "step" or (n.target is LOOP and _steps(LoopView(n).graph)))
+        for n in graph.nodes
+    )
+
+
+def one_trip(program: Program, node: fx.Node) -> Program:
+    """The body of a loop as a program of its own.
+
+    Its values are the loop's index, then what it carries, then the values it captures; it returns the
+    next carried values and, last, whether the loop is to be left. The body stands in a loop of one
+    trip, so that its exits keep their meaning.
+    """
+    view = LoopView(node)
+    root = Builder()
+    inputs: dict[fx.Node, fx.Node] = {}
+    values: list[str] = []
+
+    def value(param: fx.Node) -> None:
+        known = facts.get(param)
+        made = root.placeholder(
+            param.name, "value", spec=known.spec, alias=known.alias, maybe_unbound=known.maybe_unbound
+        )
+        inputs[param] = made
+        values.append(made.name)
+
+    for param in (view.index, *view.carried):
+        value(param)
+    captured = list(zip(view.captured_params, view.captured, strict=True))
+    for param, _ in captured:
+        if not is_state(param):
+            value(param)
+    roots: dict[str, fx.Node] = {}
+    below: list[tuple[fx.Node, fx.Node]] = []
+    for param, outer in captured:
+        if not is_state(param):
+            continue
+        if is_call(outer, STATE):
+            below.append((param, outer))
+            outer = outer.args[0]  # type: ignore[assignment]
+        name = facts.get(outer).state
+        if name not in roots:
+            roots[name] = root.placeholder(name, "state", state=name)
+        if not is_call(param, STATE) and outer is dict(captured).get(param):
+            inputs[param] = roots[name]
+    for param, outer in below:
+        base = roots[facts.get(outer.args[0]).state]  # type: ignore[arg-type]
+        made = root.state(base, str(outer.args[1]))
+        facts.put(made, state=facts.get(outer).state)
+        inputs[param] = made
+    body = Builder(root)
+    body.placeholder("once", "index")
+    inner: dict[fx.Node, Any] = {}
+    for param in view.carried:
+        known = facts.get(param)
+        inner[param] = body.placeholder(
+            param.name, "carried", spec=known.spec, alias=known.alias, maybe_unbound=known.maybe_unbound
+        )
+    body.placeholder("broke", "carried")
+    for param in (view.index, *view.captured_params):
+        inner[param] = body.use(inputs[param])
+    outputs = _copy_body(view, program, body, inner)
+    made = root.loop(
+        body,
+        outputs,
+        (0, 1, 1),
+        (*(inputs[p] for p in view.carried), False),
+        facts.LoopFacts("range", f"{view.label}_trip", "once", "", view.facts.has_exit),
+        origin=facts.get(node).origin,
+        context=facts.get(node).context,
+    )
+    results = [root.item(made, i, name=p.name) for i, p in enumerate(view.carried)]
+    results.append(root.item(made, len(view.carried), name="broke"))
+    graph = root.finish(tuple(results))
+    return Program(
+        program.name,
+        graph,
+        OpTable(dict(program.ops.by_name)),
+        tuple(values),
+        tuple(roots),
+        objects={name: program.objects[name] for name in roots if name in program.objects},
+    )
+
+
+def _copy_body(view: LoopView, program: Program, body: Builder, inner: dict[fx.Node, Any]) -> tuple[Any, ...]:
+    """Copy the operations of a loop's body; the values it hands on, with "not left" last."""
+    for old in view.graph.nodes:
+        if old.op == "placeholder":
+            continue
+        if old.op == "output":
+            mapped = fx.node.map_arg(old.args[0], lambda n: inner[n])
+            return (*mapped, False)
+        if old.op == "get_attr":
+            child = bodies.copied(getattr(view.body, str(old.target)), program, {}, "")
+            body.module.add_module(str(old.target), child)
+        new = body.graph.node_copy(old, lambda n: inner[n])
+        if is_call(old, BREAK_IF) or is_call(old, CONTINUE_IF):
+            pred, carried = new.args
+            new.args = (pred, (*carried, is_call(old, BREAK_IF)))  # type: ignore[misc]
+        facts.copy(old, new)
+        inner[old] = new
+    raise AssertionError("a graph without output")
