@@ -56,6 +56,9 @@ class Finder:
         self.is_loop = graph in scope.iteration
         self.iteration = scope.iteration.get(graph, Iteration())
         self.nodes = [n for n in graph.nodes if takes_part(n)]
+        # taking the next item of an iterator is a node of its own, in front of the trip
+        heads = program.placeholders(graph)[:1] if self.is_loop else []
+        self.heads = [h for h in heads if scope.effects(h)]
         self.private = scope.private(graph)
         # by (src, dst, kind, state): exact distances, and the least of the inexact ones
         self.exact: dict[tuple[fx.Node, fx.Node, Kind, str | None], set[int]] = {}
@@ -148,9 +151,8 @@ class Finder:
     # -- effects
 
     def _effects(self) -> None:
-        heads = program.placeholders(self.graph)[:1] if self.is_loop else []
         touched: list[tuple[int, fx.Node, Effect]] = []
-        for at, node in enumerate([*heads, *self.nodes]):
+        for at, node in enumerate([*self.heads, *self.nodes]):
             touched += [(at, node, e) for e in self.scope.effects(node)]
         buckets: dict[str, list[tuple[int, fx.Node, Effect]]] = {}
         everything = [t for t in touched if t[2].state == EVERYTHING]
@@ -203,15 +205,17 @@ class Finder:
             leaves = self._leaves(node)
             if leaves is None:
                 continue
+            # a break holds back all trips behind it, a continue only the rest of its own
+            every = None if leaves and self.is_loop else 0
             for later in self.nodes[at + 1 :]:
-                self._add(node, later, "control", None, 0)
+                self._add(node, later, "control", None, every)
             for earlier in self.nodes[:at]:
                 if any(e.write for e in self.scope.effects(earlier)):
                     self._add(earlier, node, "control", None, 0)
             if not self.is_loop:
                 continue
             if leaves:
-                for other in self.nodes:
+                for other in [*self.heads, *self.nodes]:
                     self._add(node, other, "control", None, None, 1)
             elif (owner := self.scope.owner[self.graph]) is not None:
                 for param in LoopView(owner).carried:

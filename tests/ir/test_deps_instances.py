@@ -1,0 +1,267 @@
+"""Dependences through shared memory: aliases, lent buffers, shards, mutable locals."""
+
+from __future__ import annotations
+
+from rose_compiler.ir.deps import Dependences, Edge, why
+from rose_compiler.ir.parse import parse
+from rose_compiler.ir.program import LoopView, Program
+
+
+def edges(program: Program, loop: str | None = None) -> set[str]:
+    """The edges of a body, as ``src -> dst kind state distance``; state edges once a pair."""
+    graph = program.graph if loop is None else LoopView(program.find(loop)).graph
+    return {short(e) for e in Dependences(program).edges(graph)}
+
+
+def short(e: Edge) -> str:
+    far = f"{e.least}.." if e.distance is None else str(e.distance)
+    return " ".join(filter(None, [f"{e.src}->{e.dst}", e.kind, e.state, far]))
+
+
+def program(ops: str, body: str) -> Program:
+    return parse(ops + "\n" + body)
+
+
+OPS = """
+@op(reads=[], writes=[])
+def pure(x): ...
+@op(reads=["s"], writes=[])
+def read(s): ...
+@op(reads=[], writes=["s"])
+def write(s): ...
+@op(reads=["s[t]"], writes=[])
+def read_t(s, t): ...
+@op(reads=["s[t + 1]"], writes=[])
+def read_next(s, t): ...
+@op(reads=["s[t - 1]"], writes=[])
+def read_last(s, t): ...
+@op(reads=[], writes=["s[t]"])
+def write_t(s, t): ...
+@op(kind="step", reads=["env"], writes=["env"], attributes={"step": {"env": "env", "action": "a"}})
+def step(a, env): ...
+@op()
+def opaque(x): ...
+@op(reads=["rng:torch"], writes=["rng:torch"])
+def draw(): ...
+@op(reads=[], writes=["host"])
+def log(x): ...
+@op(reads=[], writes=[])
+def alloc(): ...
+@op(reads=["x"], writes=["x"])
+def inplace(x): ...
+"""
+
+
+STEPPING = """
+def f(o0, *, env, s):
+    for t, obs in L(0, 9, 1, obs=o0):
+        a = pure(obs)
+        r = step(a, env)
+        o = r[0] @ facts(alias=["env.outputs"], borrowed=True)
+        k = pure(obs)
+        yield o
+    return o0
+"""
+
+
+def test_a_reader_of_a_borrowed_value_waits_for_no_later_step() -> None:
+    p = program(OPS, STEPPING)
+    found = edges(p, "L")
+    # k reads what the step of the trip before lent, behind the step of its own trip
+    assert "r->k flow env.outputs 0.." in found
+    assert "k->r anti env.outputs 1.." in found
+    assert "a->r anti env.outputs 0.." in found
+    blocked = why(p, p.find("k"), p.find("step"), distance=1)
+    assert blocked is not None
+    assert blocked.code == "borrowed-buffer"
+    assert blocked.allow == "a snapshot of the value"
+
+
+def test_a_snapshot_frees_a_reader_of_a_borrowed_value() -> None:
+    p = program(
+        OPS,
+        STEPPING.replace("        k = pure(obs)\n", "        k = pure(n)\n").replace(
+            "        a = pure(obs)\n", "        n = snapshot(obs)\n        a = pure(obs)\n"
+        ),
+    )
+    assert why(p, p.find("k"), p.find("step"), distance=1) is None
+    assert "n->r anti env.outputs 0.." in edges(p, "L")
+
+
+def test_borrowed_without_alias_means_the_buffers_of_its_maker() -> None:
+    p = program(
+        OPS,
+        """
+def f(a, *, env):
+    r = step(a, env)
+    o = r[0] @ facts(borrowed=True)
+    k = pure(o)
+    q = step(a, env)
+    return 0
+""",
+    )
+    assert "k->q anti env.outputs 0" in edges(p)
+
+
+def test_shards_are_independent_and_the_whole_is_not() -> None:
+    p = program(
+        OPS,
+        """
+def f(a, *, env):
+    e0: state("env.0") = shard(env, 0)
+    e1: state("env.1") = shard(env, 1)
+    p = step(a, e0)
+    q = step(a, e1)
+    k = pure(a) @ facts(alias=["env.outputs"])
+    w = step(a, env)
+    return 0
+""",
+    )
+    found = edges(p)
+    pairs = {e.split(" ")[0] for e in found}
+    assert "p->q" not in pairs
+    assert {"p->w", "q->w"} <= pairs
+    assert why(p, p.find("p"), p.find("q")) is None
+
+
+def test_a_reader_of_the_wholes_outputs_waits_for_a_shard() -> None:
+    p = program(
+        OPS,
+        """
+def f(a, *, env):
+    w = step(a, env)
+    o = w[0] @ facts(alias=["env.outputs"])
+    k = pure(o)
+    e0: state("env.0") = shard(env, 0)
+    p = step(a, e0)
+    return 0
+""",
+    )
+    assert "k->p anti env.outputs 0" in edges(p)
+
+
+def test_an_instance_born_in_a_trip_is_private_to_it() -> None:
+    p = program(
+        OPS,
+        """
+def f(*, s):
+    for t in L(0, 9, 1):
+        x: state = alloc()
+        w = write(x)
+        r = read(x)
+        yield ()
+    return 0
+""",
+    )
+    assert edges(p, "L") == {
+        "x->w value 0",
+        "x->r value 0",
+        "w->r flow %x 0",
+    }
+    assert Dependences(p).effects(p.find("L")) == ()
+
+
+def test_an_instance_born_outside_is_carried() -> None:
+    p = program(
+        OPS,
+        """
+def f(*, s):
+    x: state = alloc()
+    for t in L(0, 9, 1):
+        w = write(x)
+        r = read(x)
+        yield ()
+    return 0
+""",
+    )
+    assert "r->w anti %x 1.." in edges(p, "L")
+    assert [str(e) for e in Dependences(p).effects(p.find("L"))] == ["W %x", "R %x"]
+
+
+def test_an_instance_that_is_handed_on_is_not_private() -> None:
+    p = program(
+        OPS,
+        """
+def f(x0, *, s):
+    for t, v in L(0, 9, 1, v=x0):
+        r = pure(v)
+        x: state = alloc()
+        y = read(x) @ facts(alias=["%x"])
+        w = write(x)
+        yield y
+    return 0
+""",
+    )
+    # v is a view of the x that w of the trip before still writes to
+    assert "w->r flow %x 1.." in edges(p, "L")
+
+
+def test_an_instance_that_an_unknown_call_was_handed_is_not_private() -> None:
+    p = program(
+        OPS,
+        """
+def f(*, s):
+    for t in L(0, 9, 1):
+        x: state = alloc()
+        w = write(x)
+        k = opaque(x)
+        yield ()
+    return 0
+""",
+    )
+    assert "w->w output %x 1.." in edges(p, "L")
+    found = why(p, p.find("w"), p.find("w"), distance=1)
+    assert found is not None
+    assert found.code in ("retained-instance", "unknown-effects")
+
+
+def test_a_write_to_a_value_without_state_orders_its_other_users() -> None:
+    p = program(
+        OPS,
+        """
+def f(x0):
+    a = pure(x0)
+    b = pure(a)
+    w = inplace(a)
+    c = pure(a)
+    d = pure(b)
+    return 0
+""",
+    )
+    assert {e for e in edges(p) if "value" not in e} == {
+        "b->w anti %a 0",
+        "w->c flow %a 0",
+    }
+
+
+def test_a_write_through_a_view_of_rows_reaches_the_whole() -> None:
+    p = program(
+        OPS,
+        """
+def f(x0):
+    a = pure(x0)
+    h = rows(a, 0, 4)
+    w = inplace(h)
+    c = pure(a)
+    return 0
+""",
+    )
+    assert "w->c flow %a 0" in edges(p)
+
+
+def test_a_write_in_a_body_reaches_users_of_the_captured_value() -> None:
+    p = program(
+        OPS,
+        """
+def f(x0):
+    a = pure(x0)
+    for t in L(0, 9, 1):
+        w = inplace(a)
+        r = pure(a)
+        yield ()
+    c = pure(a)
+    return 0
+""",
+    )
+    assert {"w->r flow %a 0..", "r->w anti %a 1..", "w->w output %a 1.."} <= edges(p, "L")
+    assert "L->c flow %a 0" in edges(p)
