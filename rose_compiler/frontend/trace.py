@@ -1,0 +1,335 @@
+"""Turns a straight-line Python function over torch tensors into an fx graph of torch calls.
+
+:func:`trace` runs the function once on copies of example values while
+:class:`~rose_compiler.frontend.recorder.Recorder` writes down every torch call it makes. The graph
+holds the calls that eager execution would have made, so it costs what they cost. It is handed out
+only if it then equals the function bit for bit, gradients included, on the examples and on fresh
+values; what could make it wrong on other values is a :class:`~rose_compiler.base.remarks.Blocker`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.fx as fx
+
+from rose_compiler.base.remarks import Blocker
+from rose_compiler.frontend.audit import Blocked, storage_key
+from rose_compiler.frontend.crosscheck import crosscheck
+from rose_compiler.frontend.host_calls import Attributes, HostCalls
+from rose_compiler.frontend.record import spec_of
+from rose_compiler.frontend.recorder import Recorder
+from rose_compiler.ir import facts
+from rose_compiler.ir.contexts import entered
+from rose_compiler.ir.facts import Context, Spec
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A traced function.
+
+    ``gm`` takes the tensors, arrays, numbers and containers among the example arguments, in their
+    order, then the lifted tensors; ``inputs`` are the names of these placeholders and
+    ``arguments[i]`` is the example argument's position or the lifted tensor's path that belongs to
+    placeholder i. It returns what the function returned. Every node has a ``spec`` fact.
+
+    ``outputs`` counts the elements of the returned tuple (1 for anything else), ``output_specs``
+    are their types and ``output_aliases`` the placeholders they may share memory with. ``draws``
+    and ``checks`` name the nodes that draw random numbers and that may raise for values. A graph
+    that is not ``pure`` writes tensors it has made itself, so its nodes keep their order.
+    Call ``gm.forward(...)``: calling the module itself costs 2 µs more.
+    """
+
+    gm: fx.GraphModule
+    inputs: tuple[str, ...]
+    arguments: tuple[int | str, ...]
+    outputs: int
+    output_specs: tuple[Spec, ...]
+    output_aliases: tuple[tuple[str, ...], ...]
+    draws: tuple[str, ...]
+    checks: tuple[str, ...]
+    pure: bool
+    contexts: tuple[Context, ...] = ()
+
+    @property
+    def lifted(self) -> dict[str, str]:
+        """Placeholder name to path, of the lifted tensors that the graph uses."""
+        return {
+            n: a for n, a in zip(self.inputs, self.arguments, strict=True) if isinstance(a, str)
+        }
+
+
+def trace(
+    fn: Callable[..., Any],
+    example_args: Sequence[Any],
+    *,
+    lifted: Mapping[str, torch.Tensor],
+    contexts: tuple[Context, ...] = (),
+    names: Sequence[str] | None = None,
+    roots: Sequence[Any] = (),
+) -> Traced | Blocker:
+    """Trace ``fn(*example_args)`` under ``contexts``.
+
+    Neither arguments, lifted tensors nor generators are changed.
+
+    Args:
+        fn: straight-line code; it is called several times.
+        example_args: tensors, numpy arrays, Python numbers, tuples, lists and dicts of these; other
+            objects are handed through and what is read from them is fixed in the graph.
+        lifted: every tensor that ``fn`` may reach otherwise, by path below the states' roots.
+        contexts: thread-local modes to call it under.
+        names: names for the placeholders of the arguments; by default the parameters'.
+        roots: objects that ``fn`` can reach; their Python attributes must come out unchanged.
+    """
+    attributes = Attributes(roots)
+    with _generators_restored():
+        traced: Traced | Blocker = Blocker("not-traceable", "no attempt was made")
+        for out_of_place in (True, False):
+            traced = _record(fn, example_args, lifted, contexts, names, out_of_place)
+            if changed := attributes.restore():
+                return Blocker("not-pure", f"calling it changes `{changed}`")
+            if isinstance(traced, Blocker):
+                return traced
+            tensors = [lifted[a] for a in traced.arguments if isinstance(a, str)]
+            wrong = crosscheck(fn, example_args, traced.gm, traced.arguments, tensors, contexts)
+            attributes.restore()
+            if wrong is None:
+                return traced
+            if traced.pure and not out_of_place:
+                return wrong
+            failed = wrong
+        return failed
+
+
+def _record(
+    fn: Callable[..., Any],
+    example_args: Sequence[Any],
+    lifted: Mapping[str, torch.Tensor],
+    contexts: tuple[Context, ...],
+    names: Sequence[str] | None,
+    out_of_place: bool,
+) -> Traced | Blocker:
+    names = _names(fn, len(example_args)) if names is None else names
+    with entered(contexts), _other_generators() as others:
+        recorder = Recorder(lifted, out_of_place=out_of_place)
+        inputs = Inputs(recorder)
+        given = [
+            inputs.add(n, v, i) for i, (n, v) in enumerate(zip(names, example_args, strict=True))
+        ]
+        host = HostCalls()
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(_as_without_modes(recorder))
+                stack.enter_context(recorder.audit)
+                stack.enter_context(recorder)
+                stack.enter_context(host)
+                result = fn(*given)
+            recorder.check_generator()
+            outputs = _output(recorder, result)
+        except Blocked as stop:
+            return recorder.blocker or stop.blocker
+        except Exception as error:
+            return recorder.blocker or Blocker(
+                "not-traceable", f"calling it raises {type(error).__name__}: {error}"
+            )
+        if recorder.blocker is not None:
+            return recorder.blocker
+        if host.blocker is not None:
+            return host.blocker
+        if others():
+            return Blocker("not-traceable", "it draws from numpy's or Python's generator")
+    recorder.graph.output(outputs)
+    _drop_dead(recorder)
+    return _finish(recorder, inputs, result, contexts)
+
+
+class Inputs:
+    """The arguments of a traced function as it is given them, and their placeholders."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.placeholders: dict[fx.Node, int] = {}
+        self.tensors: dict[str, list[torch.Tensor]] = {}
+
+    def add(self, name: str, value: Any, position: int) -> Any:
+        """What to call the function with in place of ``value``."""
+        if not _is_data(value):
+            return value
+        node = self.recorder.placeholder(name)
+        self.placeholders[node] = position
+        facts.put(node, spec=spec_of(value))
+        return self._given(value, node, node.name)
+
+    def _given(self, value: Any, node: fx.Node, name: str) -> Any:
+        copied: Any
+        if isinstance(value, torch.Tensor):
+            copied = copy_of(value)
+            self.recorder.audit.foreign.add(storage_key(copied))
+            self.tensors.setdefault(name, []).append(copied)
+            self.recorder.know(copied, node)
+            return copied
+        if isinstance(value, np.ndarray | np.generic):
+            copied = value.copy()
+            self.recorder.know(copied, node)
+            return copied
+        if type(value) in (int, float):
+            return self.recorder.number(value, node)
+        if isinstance(value, dict):
+            return {k: self._item(v, node, k, name) for k, v in value.items()}
+        if isinstance(value, tuple | list):
+            items = [self._item(v, node, i, name) for i, v in enumerate(value)]
+            if isinstance(value, list):
+                return items
+            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        return value
+
+    def _item(self, value: Any, node: fx.Node, key: Any, name: str) -> Any:
+        if not _is_data(value):
+            return value
+        inner = self.recorder.emit(operator.getitem, (node, key))
+        facts.put(inner, spec=spec_of(value))
+        return self._given(value, inner, name)
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a value becomes an input of the graph, rather than being fixed in it."""
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic) or type(value) in (int, float):
+        return True
+    if type(value) is dict:
+        return any(map(_is_data, value.values()))
+    if type(value) in (tuple, list) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        return any(map(_is_data, value))
+    return False
+
+
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A leaf of the same values, strides and ``requires_grad``."""
+    copied = tensor.detach().clone()
+    if copied.stride() != tensor.stride() and not _overlapping(tensor):
+        copied = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+        ).copy_(tensor.detach())
+    return copied.requires_grad_(tensor.requires_grad)
+
+
+def _overlapping(tensor: torch.Tensor) -> bool:
+    return any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _output(recorder: Recorder, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _output(recorder, v) for k, v in value.items()}
+    if isinstance(value, tuple | list) and not isinstance(value, torch.Size):
+        items = [_output(recorder, v) for v in value]
+        return items if isinstance(value, list) else tuple(items)
+    return recorder.operand(value)
+
+
+def _drop_dead(recorder: Recorder) -> None:
+    """Erase nodes that nothing uses: metadata reads and picked results leave some behind."""
+    kept = {*recorder.draws, *recorder.checks}
+    if not recorder.pure:
+        return
+    for node in reversed(recorder.graph.nodes):
+        if node.op == "call_function" and not node.users and node not in kept:
+            recorder.graph.erase_node(node)
+
+
+def _finish(
+    recorder: Recorder, inputs: Inputs, result: Any, contexts: tuple[Context, ...]
+) -> Traced:
+    gm = fx.GraphModule(torch.nn.Module(), recorder.graph)
+    paths = {node: path for path, node in recorder.lifted_used.items()}
+    placeholders = [n for n in recorder.graph.nodes if n.op == "placeholder"]
+    results = result if type(result) is tuple else (result,)
+    return Traced(
+        gm=gm,
+        inputs=tuple(n.name for n in placeholders),
+        arguments=tuple(
+            inputs.placeholders[n] if n in inputs.placeholders else paths[n] for n in placeholders
+        ),
+        outputs=len(results),
+        output_specs=tuple(map(spec_of, results)),
+        output_aliases=tuple(_aliases(r, recorder, inputs) for r in results),
+        draws=tuple(n.name for n in recorder.draws),
+        checks=tuple(n.name for n in recorder.checks),
+        pure=recorder.pure,
+        contexts=contexts,
+    )
+
+
+def _aliases(value: Any, recorder: Recorder, inputs: Inputs) -> tuple[str, ...]:
+    keys = {storage_key(t) for t in _tensors(value)}
+    given = [(n, t) for n, ts in inputs.tensors.items() for t in ts]
+    given += [(recorder.lifted_used[p].name, recorder.lifted(p)) for p in recorder.lifted_used]
+    return tuple(dict.fromkeys(name for name, tensor in given if storage_key(tensor) in keys))
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _tensors(each)
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _names(fn: Callable[..., Any], count: int) -> list[str]:
+    try:
+        found = list(inspect.signature(fn).parameters)
+    except (TypeError, ValueError):
+        found = []
+    return [found[i] if i < len(found) else f"arg{i}" for i in range(count)]
+
+
+@contextmanager
+def _as_without_modes(recorder: Recorder) -> Iterator[None]:
+    """Mend what modes don't see or disturb: modules avoid their fused kernels under a mode, and
+    ``torch.from_numpy`` does not ask one."""
+    original = torch.from_numpy
+
+    def from_numpy(array: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return recorder.record(original, "from_numpy", (array,), {})
+
+    with (
+        mock.patch.object(torch.overrides, "has_torch_function", return_value=False),
+        mock.patch.object(torch, "from_numpy", from_numpy),
+    ):
+        yield
+
+
+@contextmanager
+def _generators_restored() -> Iterator[None]:
+    state, numpy_state, python_state = torch.get_rng_state(), _numpy_state(), random.getstate()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        np.random.set_state(numpy_state)  # noqa: NPY002 (the global one is what is meant)
+        random.setstate(python_state)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+@contextmanager
+def _other_generators() -> Iterator[Callable[[], bool]]:
+    """Hands out a test whether numpy's or Python's generator has moved since."""
+    before = repr(_numpy_state()), random.getstate()
+    yield lambda: (repr(_numpy_state()), random.getstate()) != before
+
+
+def _numpy_state() -> Any:
+    return np.random.get_state()  # noqa: NPY002 (the global one is what is meant)

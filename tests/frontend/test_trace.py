@@ -1,0 +1,440 @@
+"""Tracing: the graph equals the function bit for bit, or there is a blocker."""
+
+# ruff: noqa: NPY002 (the global generator is what is tested)
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributions import Categorical, Independent, Normal
+
+from rose_compiler.base.remarks import Blocker
+from rose_compiler.frontend.trace import Traced, trace
+from rose_compiler.ir.facts import Context
+
+NO_GRAD = (Context("no_grad"),)
+
+
+def lifted_of(**modules: nn.Module) -> dict[str, Tensor]:
+    return {
+        f"{root}.{name}": tensor
+        for root, module in modules.items()
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]
+    }
+
+
+def mlp(inputs: int = 5, outputs: int = 3) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, 16), nn.Tanh(), nn.Linear(16, outputs))
+
+
+def traced(fn: Any, *args: Any, **options: Any) -> Traced:
+    options.setdefault("lifted", {})
+    found = trace(fn, args, **options)
+    assert isinstance(found, Traced), found
+    return found
+
+
+def refused(code: str, fn: Any, *args: Any, **options: Any) -> Blocker:
+    options.setdefault("lifted", {})
+    found = trace(fn, args, **options)
+    assert isinstance(found, Blocker), found.gm.code
+    assert found.code == code, found
+    return found
+
+
+def run(t: Traced, args: tuple[Any, ...], lifted: dict[str, Tensor]) -> Any:
+    return t.gm.forward(*(args[a] if isinstance(a, int) else lifted[a] for a in t.arguments))
+
+
+class TestGraphs:
+    def test_policy_with_distribution(self) -> None:
+        torch.manual_seed(0)
+        actor, critic = mlp(), mlp(5, 1)
+        log_std = nn.Parameter(torch.zeros(1, 3))
+        lifted = {**lifted_of(actor=actor, critic=critic), "log_std": log_std}
+
+        def act(obs: Tensor) -> tuple[Tensor, ...]:
+            mean = actor(obs)
+            dist = Normal(mean, log_std.expand_as(mean).exp())
+            action = dist.sample()
+            return action, dist.log_prob(action).sum(1), critic(obs).flatten()
+
+        obs = torch.randn(8, 5)
+        t = traced(act, obs, lifted=lifted, contexts=NO_GRAD, roots=[actor, critic])
+        assert t.inputs[0] == "obs"
+        assert set(t.lifted.values()) == set(lifted)
+        assert len(t.draws) == 1
+        assert len(t.checks) == 3
+        assert t.outputs == 3
+        assert [s.shape for s in t.output_specs] == [(8, 3), (8,), (8,)]
+        assert t.pure
+        # what eager would call, nothing finer: no decomposition into matrix products
+        assert sum(n.target is F.linear for n in t.gm.graph.nodes) == 4
+        state = torch.get_rng_state()
+        other = torch.randn(8, 5)
+        state = torch.get_rng_state()
+        with torch.no_grad():
+            expected = act(other)
+            torch.set_rng_state(state)
+            found = run(t, (other,), lifted)
+        for a, b in zip(expected, found, strict=True):
+            assert torch.equal(a, b)
+
+    def test_generators_are_left_alone(self) -> None:
+        torch.manual_seed(3)
+        before = torch.get_rng_state(), repr(np.random.get_state()), random.getstate()
+        traced(lambda x: x + torch.randn_like(x), torch.ones(3))
+        assert torch.equal(before[0], torch.get_rng_state())
+        assert before[1] == repr(np.random.get_state())
+        assert before[2] == random.getstate()
+
+    def test_loss_with_gradients(self) -> None:
+        net = mlp(5, 1)
+
+        def loss(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+            out = net(x).view(-1)
+            with torch.no_grad():
+                error = (out - target).abs().mean()
+                weight = 1 / (1 + (out - target).abs())
+            return (weight * (out - target).pow(2)).mean(), error
+
+        lifted = lifted_of(net=net)
+        args = torch.randn(6, 5), torch.randn(6)
+        t = traced(loss, *args, lifted=lifted)
+        assert [s.requires_grad for s in t.output_specs] == [True, False]
+        expected = torch.autograd.grad(loss(*args)[0], list(net.parameters()))
+        found = torch.autograd.grad(run(t, args, lifted)[0], list(net.parameters()))
+        for a, b in zip(expected, found, strict=True):
+            assert torch.equal(a, b)
+
+    def test_categorical(self) -> None:
+        net = mlp(4, 6)
+
+        def act(obs: Tensor) -> tuple[Tensor, ...]:
+            dist = Categorical(logits=net(obs))
+            action = dist.sample()
+            return action, dist.log_prob(action), dist.entropy()
+
+        t = traced(act, torch.randn(7, 4), lifted=lifted_of(net=net), contexts=NO_GRAD)
+        assert len(t.draws) == 1
+
+    def test_independent(self) -> None:
+        def score(mean: Tensor, action: Tensor) -> Tensor:
+            return Independent(Normal(mean, torch.ones_like(mean)), 1).log_prob(action)
+
+        assert traced(score, torch.randn(4, 3), torch.randn(4, 3)).outputs == 1
+
+    def test_convolutions_and_python_functionals(self) -> None:
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+
+        def f(x: Tensor) -> Tensor:
+            return F.softmax(F.dropout(net(x), 0.5, training=False), dim=-1)
+
+        t = traced(f, torch.randn(2, 3, 8, 8), lifted=lifted_of(net=net))
+        assert not t.draws
+        assert not any(
+            getattr(n.target, "__module__", "") == "torch.nn.functional" and n.target is F.softmax
+            for n in t.gm.graph.nodes
+        )
+
+    @pytest.mark.parametrize("training", [True, False])
+    def test_attention_takes_the_path_that_eager_takes(self, training: bool) -> None:
+        layer = nn.TransformerEncoderLayer(16, 4, 32, 0.0, batch_first=True).train(training)
+        t = traced(layer, torch.randn(3, 5, 16), lifted=lifted_of(l=layer), contexts=NO_GRAD)
+        assert t.pure
+
+    def test_dropout_draws(self) -> None:
+        net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+        t = traced(net, torch.randn(4, 3), lifted=lifted_of(net=net))
+        assert len(t.draws) == 1
+
+    def test_batch_norm_in_eval_mode(self) -> None:
+        net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
+        t = traced(net, torch.randn(4, 3), lifted=lifted_of(net=net))
+        assert "net.1.running_mean" in t.lifted.values()
+
+    def test_recurrent_cell(self) -> None:
+        cell = nn.GRUCell(3, 4)
+        t = traced(cell, torch.randn(2, 3), torch.randn(2, 4), lifted=lifted_of(cell=cell))
+        assert t.outputs == 1
+
+    def test_numbers_stay_inputs(self) -> None:
+        def f(x: Tensor, gamma: float, k: int) -> Tensor:
+            return x[k] * (1 - gamma) + gamma * 2
+
+        t = traced(f, torch.randn(4, 3), 0.5, 1)
+        assert t.inputs == ("x", "gamma", "k")
+        x = torch.randn(4, 3)
+        assert torch.equal(run(t, (x, 0.25, 3), {}), f(x, 0.25, 3))
+
+    def test_containers_and_arrays(self) -> None:
+        def f(step: tuple[Any, ...], more: dict[str, Tensor]) -> Tensor:
+            obs, reward = step
+            return torch.as_tensor(obs, dtype=torch.float32) * more["scale"] + reward
+
+        step = (np.arange(3.0), torch.ones(3))
+        t = traced(f, step, {"scale": torch.tensor(2.0)})
+        assert t.inputs == ("step", "more")
+        assert torch.equal(
+            run(t, (step, {"scale": torch.tensor(3.0)}), {}), torch.arange(3) * 3 + 1
+        )
+
+    def test_in_place_on_temporaries(self) -> None:
+        def f(x: Tensor) -> Tensor:
+            y = x * 2
+            y += 1
+            return y.relu_()
+
+        t = traced(f, torch.randn(3))
+        assert t.pure
+        assert "add_" not in t.gm.code
+
+    def test_in_place_through_a_view_keeps_its_order(self) -> None:
+        def f(x: Tensor) -> tuple[Tensor, Tensor]:
+            y = x * 2
+            z = y[0]
+            y.add_(1)
+            y[1] = 5
+            return y, z * 1
+
+        t = traced(f, torch.randn(3, 2))
+        assert not t.pure
+        x = torch.randn(3, 2)
+        for a, b in zip(f(x), run(t, (x,), {}), strict=True):
+            assert torch.equal(a, b)
+
+    def test_aliases_of_inputs_are_reported(self) -> None:
+        t = traced(lambda x, y: (x[0], x.float(), y + 1), torch.randn(2, 3), torch.randn(3))
+        assert t.output_aliases == (("x",), ("x",), ())
+
+    def test_views_that_change_nothing_are_dropped(self) -> None:
+        t = traced(lambda x: x.expand(4, 3).reshape(4, 3).float() + 1, torch.randn(4, 3))
+        calls = [n for n in t.gm.graph.nodes if n.op == "call_function"]
+        assert len(calls) == 1
+
+    def test_sizes_already_there_are_not_fixed(self) -> None:
+        t = traced(lambda x: x.unsqueeze(1).expand(4, 2, 3) * 1, torch.randn(4, 3))
+        assert torch.equal(t.gm.forward(torch.ones(7, 3)), torch.ones(7, 2, 3))
+
+    def test_constants_made_inside(self) -> None:
+        t = traced(
+            lambda x: x + torch.tensor([1.0, 2.0]) + torch.zeros(2) + np.log(2.0), torch.ones(2)
+        )
+        assert t.inputs == ("x",)
+
+    def test_dead_code_is_dropped(self) -> None:
+        def f(x: Tensor) -> Tensor:
+            x.exp().sum()
+            return x + 1
+
+        assert "exp" not in traced(f, torch.ones(2)).gm.code
+
+
+class TestChecks:
+    def check_message(self, good: Tensor, bad: Tensor, scale: Tensor) -> None:
+        def f(mean: Tensor, scale: Tensor) -> Tensor:
+            return Normal(mean, scale).log_prob(mean)
+
+        t = traced(f, good, scale)
+        with pytest.raises(ValueError, match="Expected parameter loc") as expected:
+            f(bad, scale)
+        with pytest.raises(ValueError, match="Expected parameter loc") as found:
+            run(t, (bad, scale), {})
+        assert str(found.value) == str(expected.value)
+
+    def test_same_error(self) -> None:
+        self.check_message(torch.zeros(3), torch.tensor([0.0, float("nan"), 1.0]), torch.ones(3))
+
+    def test_same_error_where_values_are_shown(self) -> None:
+        self.check_message(torch.zeros(1), torch.tensor([float("nan")]), torch.full((1,), 2.0))
+
+    def test_support(self) -> None:
+        def f(logits: Tensor, action: Tensor) -> Tensor:
+            return Categorical(logits=logits).log_prob(action)
+
+        t = traced(f, torch.zeros(2, 3), torch.tensor([0, 2]))
+        with pytest.raises(ValueError, match="within the support") as expected:
+            f(torch.zeros(2, 3), torch.tensor([0, 3]))
+        with pytest.raises(ValueError, match="within the support") as found:
+            run(t, (torch.zeros(2, 3), torch.tensor([0, 3])), {})
+        assert str(found.value) == str(expected.value)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        "read",
+        [
+            lambda x: x * x.sum().item(),
+            lambda x: x if x.sum() > 0 else -x,
+            lambda x: x * float(x[0]),
+            lambda x: x[: int(x[0].abs()) + 1].sum(),
+            lambda x: x.sum() + len(str(x.tolist())),
+            lambda x: x + float(x.numpy()[0]),
+            lambda x: x + float(np.asarray(x)[0]),
+            lambda x: x + len(f"{x}"),
+            lambda x: x * torch.equal(x, x),
+            lambda x: x + (x.data_ptr() % 2),
+        ],
+    )
+    def test_host_reads(self, read: Any) -> None:
+        refused("host-read", read, torch.rand(3) + 0.1)
+
+    @pytest.mark.parametrize(
+        "select",
+        [
+            lambda x: x[x > 0].sum(),
+            lambda x: x.nonzero(),
+            lambda x: torch.unique(x),
+            lambda x: torch.masked_select(x, x > 0),
+        ],
+    )
+    def test_sizes_that_hang_on_data(self, select: Any) -> None:
+        refused("not-traceable", select, torch.randn(3))
+
+    def test_written_argument(self) -> None:
+        x = torch.ones(3)
+        refused("not-pure", lambda x: x.add_(1), x)
+        refused("not-pure", lambda x: x.view(-1)[0].zero_(), x)
+        refused("not-pure", lambda x: x.__setitem__(0, 3.0), x)
+        refused("not-pure", lambda x: x.data.mul_(2), x)
+        assert torch.equal(x, torch.ones(3))
+
+    def test_written_array(self) -> None:
+        a = np.ones(3)
+        refused("not-pure", lambda a: torch.from_numpy(a).add_(1), a)
+        assert (a == 1).all()
+
+    def test_written_component(self) -> None:
+        net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+        before = {name: b.clone() for name, b in net.named_buffers()}
+        refused("not-pure", net, torch.randn(4, 3), lifted=lifted_of(net=net))
+        assert all(torch.equal(before[name], b) for name, b in net.named_buffers())
+
+    def test_unknown_tensor(self) -> None:
+        hidden = torch.ones(3)
+        refused("not-traceable", lambda x: x + hidden, torch.ones(3))
+
+    def test_attribute_of_a_component(self) -> None:
+        class Counting(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.calls = 0
+                self.seen: list[int] = []
+
+            def forward(self, x: Tensor) -> Tensor:
+                self.calls += 1
+                self.seen.append(self.calls)
+                return x + 1
+
+        net = Counting()
+        blocker = refused("not-pure", net, torch.ones(2), roots=[net])
+        assert "Counting." in blocker.why
+        assert net.calls == 0
+        assert net.seen == []
+
+    def test_host_calls(self, capsys: pytest.CaptureFixture[str]) -> None:
+        def shouting(x: Tensor) -> Tensor:
+            print("hello")
+            return x + 1
+
+        refused("opaque-call", shouting, torch.ones(2))
+        refused("opaque-call", lambda x: x + time.time(), torch.ones(2))
+
+    def test_other_generators(self) -> None:
+        assert isinstance(
+            trace(lambda x: x + np.random.rand(), [torch.ones(2)], lifted={}), Blocker
+        )
+        assert isinstance(trace(lambda x: x * random.random(), [torch.ones(2)], lifted={}), Blocker)
+
+    def test_seeding(self) -> None:
+        def f(x: Tensor) -> Tensor:
+            torch.manual_seed(1)
+            return x + torch.randn(2)
+
+        refused("draw-order", f, torch.ones(2))
+
+    def test_number_that_is_compared(self) -> None:
+        refused("host-read", lambda x, k: x if k == 0 else -x, torch.ones(2), 1)
+
+    def test_number_that_is_fixed_unseen(self) -> None:
+        import math
+
+        blocker = refused("not-traceable", lambda x, k: x * math.sqrt(k), torch.ones(2), 2.0)
+        assert "fixed in the graph" in blocker.why
+
+    def test_number_that_counts_a_loop(self) -> None:
+        def f(x: Tensor, n: int) -> Tensor:
+            for _ in range(n):
+                x = x * 2
+            return x
+
+        refused("not-traceable", f, torch.ones(2), 3)
+
+    def test_array_made_inside(self) -> None:
+        blocker = refused("not-traceable", lambda a: torch.from_numpy(a * 2) + 1, np.ones(3))
+        assert "numpy" in blocker.why
+
+    def test_array_element(self) -> None:
+        assert isinstance(
+            trace(lambda a, x: x * a[0], [np.ones(3), torch.ones(2)], lifted={}), Blocker
+        )
+        assert isinstance(
+            trace(lambda a, x: x * float(a[0]), [np.ones(3), torch.ones(2)], lifted={}), Blocker
+        )
+
+    def test_gradient_modes(self) -> None:
+        def f(x: Tensor) -> Tensor:
+            with torch.inference_mode():
+                return x + 1
+
+        refused("mode-change", f, torch.ones(2))
+        w = nn.Parameter(torch.ones(2))
+
+        def g(x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                return x * w
+
+        refused("probe-values-differ", g, torch.ones(2), lifted={"w": w}, contexts=NO_GRAD)
+
+    def test_autograd(self) -> None:
+        w = nn.Parameter(torch.ones(2))
+        refused("grad-graph", lambda x: (x * w).sum().backward(), torch.ones(2), lifted={"w": w})
+        assert w.grad is None
+
+    def test_swallowed_stop(self) -> None:
+        def f(x: Tensor) -> Tensor:
+            try:
+                return x * x.sum().item()
+            except BaseException:
+                return x
+
+        refused("host-read", f, torch.ones(2))
+
+    def test_custom_function(self) -> None:
+        class Double(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Tensor) -> Tensor:
+                return x * 2
+
+            @staticmethod
+            def backward(ctx: Any, g: Tensor) -> Tensor:
+                return g * 2
+
+        found = trace(lambda x: Double.apply(x) + 1, [torch.ones(2)], lifted={})
+        assert isinstance(found, Blocker) or "2" in found.gm.code
+
+    def test_raising(self) -> None:
+        def f(x: Tensor) -> Tensor:
+            raise KeyError("no")
+
+        refused("not-traceable", f, torch.ones(2))
+
+    def test_returned_object(self) -> None:
+        refused("not-traceable", lambda x: Normal(x, torch.ones(2)), torch.ones(2))
