@@ -105,10 +105,13 @@ def sync(owner: fx.Node) -> None:
     for graph in graphs_of(owner):
         for outer in owner.args[3]:  # type: ignore[union-attr]
             param = captured_param(owner, outer, graph)  # type: ignore[arg-type]
+            before = facts.get(param).state
             stand_for(param, outer)  # type: ignore[arg-type]
+            after = facts.get(param).state
             for user in param.users:
-                if is_call(user, STATE):
-                    facts.put(user, state=f"{facts.get(param).state}.{user.args[1]}")
+                # an object that several paths lead to may have the name of another one
+                if is_call(user, STATE) and facts.get(user).state == f"{before}.{user.args[1]}":
+                    facts.put(user, state=f"{after}.{user.args[1]}")
                 if captures(user, param):
                     sync(user)
 

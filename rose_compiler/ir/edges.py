@@ -10,7 +10,7 @@ import torch.fx as fx
 
 from rose_compiler.ir import program, sym
 from rose_compiler.ir.effects import EVERYTHING, Effect, related
-from rose_compiler.ir.ops import BRANCH, BREAK_IF, STATE
+from rose_compiler.ir.ops import BRANCH, BREAK_IF, SHARD, STATE
 from rose_compiler.ir.program import LoopView, is_call
 from rose_compiler.ir.scope import Iteration, nodes_in, root_of
 from rose_compiler.ir.summary import Summary
@@ -43,8 +43,8 @@ class Edge:
 
 
 def takes_part(node: fx.Node) -> bool:
-    """Whether a node does something at a point in time: bodies and states below a root do not."""
-    return node.op == "call_function" and not is_call(node, STATE)
+    """Whether a node does something at a point in time: bodies, shards and states below a root do not."""
+    return node.op == "call_function" and not (is_call(node, STATE) or is_call(node, SHARD))
 
 
 class Finder:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.fx as fx
 
-from rose_compiler.ir import facts, program
+from rose_compiler.ir import bodies, facts, program
 from rose_compiler.ir.ops import BRANCH, BUILTINS, CONCAT, LOOP, MERGE, RANDN, Op
 from rose_compiler.ir.program import LoopView, is_call, is_item
 from rose_compiler.ir.scope import nodes_in
@@ -143,7 +143,7 @@ def _counted(roles: list[str]) -> str:
 def _carried(subject: Subject) -> Iterator[Fault]:
     for body in subject.bodies:
         if body.owner is None:
-            for node in subject.deps.scope.exits(body.graph):
+            for node in bodies.exits(body.graph):
                 yield Fault("an exit outside a loop", node)
             continue
         handed = program.output_node(body.graph).args[0]
@@ -153,7 +153,7 @@ def _carried(subject: Subject) -> Iterator[Fault]:
             count = len(LoopView(body.owner).carried_init)
             if len(handed) != count:
                 yield Fault(f"next values of {body.path}", body.owner, count, len(handed))
-            for node in subject.deps.scope.exits(body.graph):
+            for node in bodies.exits(body.graph):
                 if len(node.args[1]) != count:  # type: ignore[arg-type]
                     yield Fault(
                         "values handed out by an exit",

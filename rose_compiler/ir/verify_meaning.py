@@ -10,7 +10,7 @@ from rose_compiler.ir import facts, program
 from rose_compiler.ir.effects import EVERYTHING, GLOBAL_STATES, parse_entry
 from rose_compiler.ir.ops import APPEND, LOOP, SHARD, STATE, Op
 from rose_compiler.ir.program import LoopView, Value, is_call
-from rose_compiler.ir.scope import nodes_in
+from rose_compiler.ir.scope import nodes_in, root_of
 from rose_compiler.ir.verify_rules import Fault, Rule, Subject
 
 
@@ -58,7 +58,7 @@ def _states(subject: Subject) -> Iterator[Fault]:
         for node in body.graph.nodes:
             state = facts.get(node).state
             if is_call(node, STATE) or is_call(node, SHARD):
-                yield from _below(node, state)
+                yield from _below(node, state, subject.program.state_params)
             elif state and node.op != "placeholder":
                 if not is_call(node) or program.is_structure(node):
                     yield Fault(f"{node} can't be the birth of {state}", node)
@@ -68,14 +68,14 @@ def _states(subject: Subject) -> Iterator[Fault]:
                     )
 
 
-def _below(node: fx.Node, state: str) -> Iterator[Fault]:
+def _below(node: fx.Node, state: str, roots: tuple[str, ...]) -> Iterator[Fault]:
     root = node.args[0]
     above = facts.get(root).state if isinstance(root, fx.Node) else ""
     if not above:
         yield Fault(f"{node} lies below a value", node, "a state", root)
     elif is_call(node, STATE):
         # an object that several paths lead to has the name of one of them
-        if not state or state.startswith("%"):
+        if root_of(state) not in (*roots, root_of(above)):
             yield Fault(f"the name of {node}", node, f"{above}.{node.args[1]}", state)
     elif not state.startswith(f"{above}."):
         # a step of the whole must conflict with a step of a shard

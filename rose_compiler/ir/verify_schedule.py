@@ -15,7 +15,7 @@ import torch.fx as fx
 
 from rose_compiler.ir import facts, program
 from rose_compiler.ir.edges import Edge, takes_part
-from rose_compiler.ir.ops import SHARD, STATE
+from rose_compiler.ir.ops import SHARD
 from rose_compiler.ir.program import is_call, is_item
 from rose_compiler.ir.scope import nodes_in
 from rose_compiler.ir.verify_rules import Body, Fault, Rule, Subject
@@ -47,7 +47,7 @@ def _complete(subject: Subject) -> Iterator[Fault]:
                 if not _free(node):
                     yield Fault(f"{node} has no slot in the scheduled body {body.path}", node)
                 continue
-            if not takes_part(node) and not is_call(node, STATE):
+            if not takes_part(node) and node.op != "call_function":
                 yield Fault(f"{node} can't have a slot", node, "a call", node.op)
             if slot.stage < 0:
                 yield Fault(f"the stage of {node}", node, "0 or more", slot.stage)

@@ -1,0 +1,657 @@
+"""The verifier: every rule has a planted fault that it, and no rule before it, catches."""
+
+from __future__ import annotations
+
+import operator
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rose_compiler.base.errors import SourceLocation, VerifyError
+from rose_compiler.ir import facts, ops
+from rose_compiler.ir.facts import Slot
+from rose_compiler.ir.ops import Op, Signature
+from rose_compiler.ir.parse import parse
+from rose_compiler.ir.program import BranchView, LoopView, Program, output_node, placeholders
+from rose_compiler.ir.verify import RULES, verify
+
+TEXT = """
+@op(kind="component", reads=["params"], writes=[], batch={"obs": 0, "return.0": 0}, results=2)
+def act(obs, params): ...
+@op(kind="step", reads=["env"], writes=["env"], attributes={"step": {"env": "env", "action": "a"}})
+def step(a, env): ...
+@op(reads=[], writes=["buf.obs[t]"])
+def store(buf, t, obs): ...
+@op(reads=[], writes=[])
+def pick(r): ...
+@op(reads=[], writes=[])
+def alloc(): ...
+@op(kind="graph", reads=["w"], writes=[])
+def features(x, w):
+    y = torch.nn.functional.linear(x, w)
+    return y
+
+def ppo(obs0, *, params, env, buf):
+    scratch: state = alloc()
+    for t, obs in rollout(0, 8, 1, obs=obs0):
+        action, logp = act(obs, params)
+        r = step(action, env)
+        store(buf, t, obs)
+        if logp:
+            w = state(params, "w")
+            y = features(obs, w)
+            nxt = y
+        else:
+            z = pick(r)
+            nxt = z
+        break_if(logp, (nxt,))
+        yield nxt
+    last = rollout.obs
+    return last
+"""
+
+
+def program() -> Program:
+    return parse(TEXT)
+
+
+def loop(p: Program) -> LoopView:
+    return LoopView(p.find("rollout"))
+
+
+def branch(p: Program) -> BranchView:
+    node = next(n for n in loop(p).graph.nodes if n.target is ops.BRANCH)
+    return BranchView(node)
+
+
+def broken(p: Program, stage: str | None = None) -> str:
+    """The rule that a program breaks."""
+    with pytest.raises(VerifyError) as caught:
+        verify(p, stage)
+    message = str(caught.value)
+    assert "verify-" in message
+    return message.split("rule [")[1].split("]")[0]
+
+
+def test_a_sound_program_passes() -> None:
+    verify(program())
+
+
+def test_stages_are_known() -> None:
+    with pytest.raises(ValueError, match="no stage 'half'"):
+        verify(program(), "half")
+    for rules in RULES.values():
+        assert len({r.name for r in rules}) == len(rules)
+        assert all(r.doc for r in rules)
+
+
+def test_the_error_names_rule_line_and_further_faults_and_can_be_pickled() -> None:
+    p = program()
+    node = p.find("store")
+    facts.put(node, origin=facts.Origin(SourceLocation("ppo.py", 43, 8, "buf.obs[t] = obs")))
+    node.kwargs = {"more": 1}
+    p.find("act").kwargs = {"more": 1}
+    with pytest.raises(VerifyError) as caught:
+        verify(p)
+    error = caught.value
+    assert error.code == "verify-captured"
+    assert "[calls]" in str(error)
+    assert error.__notes__ == ["[calls] a call with keyword arguments"]
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error)
+
+
+# -- form: what torch.fx lets pass
+
+Break = Callable[[Program], None]
+FORM: dict[str, list[Break]] = {}
+
+
+def fault(rule: str) -> Callable[[Break], Break]:
+    """Register a planted fault of a rule."""
+
+    def register(plant: Break) -> Break:
+        FORM.setdefault(rule, []).append(plant)
+        return plant
+
+    return register
+
+
+@fault("lint")
+def _use_before_definition_in_a_body(p: Program) -> None:
+    nodes = {n.name: n for n in loop(p).graph.nodes}
+    nodes["act"].prepend(nodes["r"])
+    p.graph.lint()  # the outer graph is fine, and that is all it looks at
+
+
+@fault("carried")
+def _one_next_value_too_many(p: Program) -> None:
+    out = output_node(loop(p).graph)
+    out.args = ((*out.args[0], out.args[0][0]),)  # type: ignore[index, misc]
+
+
+@fault("carried")
+def _too_few_values_at_an_exit(p: Program) -> None:
+    node = p.find("break_if")
+    node.args = (node.args[0], ())
+
+
+@fault("carried")
+def _arms_of_different_length(p: Program) -> None:
+    out = output_node(branch(p).orelse.graph)
+    out.args = ((*out.args[0], 1),)  # type: ignore[misc]
+
+
+@fault("carried")
+def _an_exit_outside_loops(p: Program) -> None:
+    with p.graph.inserting_before(output_node(p.graph)):
+        p.graph.call_function(ops.BREAK_IF, (True, ()))
+
+
+@fault("carried")
+def _a_body_that_hands_on_no_tuple(p: Program) -> None:
+    out = output_node(loop(p).graph)
+    out.args = (list(out.args[0]),)  # type: ignore[arg-type]
+
+
+@fault("placeholders")
+def _one_captured_value_too_few(p: Program) -> None:
+    node = loop(p).node
+    node.args = (*node.args[:3], node.args[3][:-1])  # type: ignore[index]
+
+
+@fault("placeholders")
+def _a_role_is_missing(p: Program) -> None:
+    facts.put(loop(p).carried[0], role="captured")
+
+
+@fault("placeholders")
+def _a_role_on_a_call(p: Program) -> None:
+    facts.put(p.find("act"), role="value")
+
+
+@fault("placeholders")
+def _a_value_parameter_behind_a_state(p: Program) -> None:
+    p.value_params, p.state_params = ("params",), ("obs0", "env", "buf")
+
+
+@fault("bodies")
+def _a_body_named_like_a_method(p: Program) -> None:
+    # what setattr does, and copying a GraphModule: no check, and the method hides the body
+    body = loop(p).body
+    p.root._modules["train"] = body
+    loop_node = loop(p).node
+    loop_node.args[0].target = "train"  # type: ignore[union-attr]
+    assert p.root.train is not body  # type: ignore[comparison-overlap]
+
+
+@fault("bodies")
+def _a_body_that_is_missing(p: Program) -> None:
+    delattr(p.root, str(loop(p).node.args[0].target))  # type: ignore[union-attr]
+
+
+@fault("bodies")
+def _one_body_for_two_loops(p: Program) -> None:
+    node = loop(p).node
+    with p.graph.inserting_before(output_node(p.graph)):
+        p.graph.call_function(ops.LOOP, node.args)
+
+
+@fault("bodies")
+def _a_graph_of_another_module(p: Program) -> None:
+    loop(p).graph.owning_module = p.root
+
+
+@fault("bodies")
+def _a_range_of_two_bounds(p: Program) -> None:
+    node = loop(p).node
+    node.args = (node.args[0], (0, 8), *node.args[2:])
+
+
+@fault("bodies")
+def _a_range_that_stands_still(p: Program) -> None:
+    node = loop(p).node
+    node.args = (node.args[0], (0, 8, 0), *node.args[2:])
+
+
+@fault("bodies")
+def _a_value_captured_twice(p: Program) -> None:
+    node = loop(p).node
+    captured = node.args[3]
+    node.args = (*node.args[:3], (*captured, captured[0]))  # type: ignore[misc, index]
+
+
+@fault("bodies")
+def _a_loop_of_three_arguments(p: Program) -> None:
+    node = loop(p).node
+    node.args = node.args[:3]
+
+
+@fault("bodies")
+def _a_constant_captured(p: Program) -> None:
+    node = loop(p).node
+    node.args = (*node.args[:3], (*node.args[3], 3))  # type: ignore[misc]
+
+
+@fault("bodies")
+def _an_exit_without_tuple(p: Program) -> None:
+    node = p.find("break_if")
+    node.args = (node.args[0], node.args[1][0])  # type: ignore[index]
+
+
+@fault("own-nodes")
+def _a_node_of_another_graph(p: Program) -> None:
+    store = p.find("store")
+    store.args = (*store.args[:2], placeholders(p.graph)[0])
+
+
+@fault("calls")
+def _an_operation_that_is_not_in_the_table(p: Program) -> None:
+    del p.ops.by_name["store"]
+
+
+@fault("calls")
+def _a_namesake_of_an_operation(p: Program) -> None:
+    p.find("store").target = p.ops.by_name["store"].with_signature(writes=())
+
+
+@fault("calls")
+def _a_namesake_of_a_builtin(p: Program) -> None:
+    p.ops.by_name["loop"] = Op(Signature("loop", (), (), ()))
+
+
+@fault("calls")
+def _an_entry_under_another_name(p: Program) -> None:
+    p.ops.by_name["other"] = p.ops.by_name["store"]
+
+
+@fault("calls")
+def _an_argument_too_few(p: Program) -> None:
+    store = p.find("store")
+    store.args = store.args[:2]
+
+
+@fault("calls")
+def _a_plain_function(p: Program) -> None:
+    with p.graph.inserting_before(output_node(p.graph)):
+        p.graph.call_function(torch.add, (1, 2))
+
+
+@fault("calls")
+def _an_operator_in_place(p: Program) -> None:
+    with p.graph.inserting_before(output_node(p.graph)):
+        p.graph.call_function(operator.iadd, (placeholders(p.graph)[0], 2))
+
+
+@fault("calls")
+def _a_method(p: Program) -> None:
+    with p.graph.inserting_before(output_node(p.graph)):
+        p.graph.call_method("add_", (placeholders(p.graph)[0], 2))
+
+
+@fault("calls")
+def _a_result_where_there_is_none(p: Program) -> None:
+    pick = p.ops.by_name["pick"].with_signature(results=0)
+    p.ops.by_name["pick"] = pick
+    next(n for n in branch(p).orelse.graph.nodes if n.op == "call_function").target = pick
+
+
+@fault("calls")
+def _a_concat_of_nothing(p: Program) -> None:
+    with p.graph.inserting_before(output_node(p.graph)):
+        p.graph.call_function(ops.CONCAT, ())
+
+
+@fault("items")
+def _a_carried_value_that_is_not_there(p: Program) -> None:
+    p.find("last").args = (loop(p).node, 1)
+
+
+@fault("items")
+def _a_result_that_is_not_there(p: Program) -> None:
+    p.find("logp").args = (p.find("act"), 2)
+
+
+@fault("traced")
+def _a_traced_body_with_other_parameters(p: Program) -> None:
+    body = p.ops.by_name["features"].body
+    assert body is not None
+    with body.graph.inserting_after(placeholders(body.graph)[-1]):
+        body.graph.placeholder("more")
+
+
+@fault("traced")
+def _a_traced_body_out_of_order(p: Program) -> None:
+    body = p.ops.by_name["features"].body
+    assert body is not None
+    first = next(iter(body.graph.nodes))
+    first.prepend(next(n for n in body.graph.nodes if n.op == "call_function"))
+
+
+@fault("traced")
+def _a_traced_body_of_a_block(p: Program) -> None:
+    p.ops.by_name["pick"].kind = "graph"
+
+
+@fault("facts")
+def _facts_that_can_change(p: Program) -> None:
+    facts.put(p.find("act"), context=(facts.Context("autocast", ([1],)),))
+
+
+@fault("facts")
+def _facts_of_another_kind(p: Program) -> None:
+    p.find("act").meta["rose"] = {"alias": []}
+
+
+@fault("captured")
+def _a_state_captured_as_a_value(p: Program) -> None:
+    inner = next(x for x in loop(p).captured_params if facts.get(x).state == "env")
+    facts.put(inner, state="")
+
+
+@fault("captured")
+def _a_state_under_another_name(p: Program) -> None:
+    inner = next(x for x in loop(p).captured_params if facts.get(x).state == "env")
+    facts.put(inner, state="buf")
+
+
+@fault("captured")
+def _a_carried_state(p: Program) -> None:
+    facts.put(loop(p).carried[0], state="env")
+
+
+@fault("states")
+def _a_root_under_another_name(p: Program) -> None:
+    for graph in p.graphs():
+        for node in placeholders(graph):
+            if facts.get(node).state == "env":
+                facts.put(node, state="other")
+
+
+@fault("states")
+def _a_state_below_a_root_under_another_name(p: Program) -> None:
+    facts.put(p.find("w"), state="elsewhere.w")
+
+
+@fault("states")
+def _a_shard_beside_its_simulator(p: Program) -> None:
+    env = next(n for n in placeholders(p.graph) if n.name == "env")
+    with p.graph.inserting_before(loop(p).node):
+        facts.put(p.graph.call_function(ops.SHARD, (env, 0)), state="env0")
+
+
+@fault("states")
+def _an_instance_named_like_a_root(p: Program) -> None:
+    facts.put(p.find("scratch"), state="scratch")
+
+
+@fault("states")
+def _a_loop_that_is_a_state(p: Program) -> None:
+    facts.put(loop(p).node, state="%rollout")
+
+
+@fault("values")
+def _a_state_carried_in(p: Program) -> None:
+    node = loop(p).node
+    env = next(n for n in placeholders(p.graph) if n.name == "env")
+    node.args = (*node.args[:2], (env,), node.args[3])
+
+
+@fault("values")
+def _a_state_handed_on(p: Program) -> None:
+    inner = next(x for x in loop(p).captured_params if facts.get(x).state == "env")
+    output_node(loop(p).graph).args = ((inner,),)
+
+
+@fault("values")
+def _a_state_handed_out_by_an_exit(p: Program) -> None:
+    inner = next(x for x in loop(p).captured_params if facts.get(x).state == "env")
+    node = p.find("break_if")
+    node.args = (node.args[0], (inner,))
+
+
+def _signed(p: Program, **changes: object) -> None:
+    store = p.ops.by_name["store"].with_signature(**changes)
+    p.ops.by_name["store"] = store
+    p.find("store").target = store
+
+
+@fault("signatures")
+def _an_effect_on_an_unknown_root(p: Program) -> None:
+    _signed(p, writes=("buffer.obs[t]",))
+
+
+@fault("signatures")
+def _an_effect_on_an_unknown_state(p: Program) -> None:
+    _signed(p, writes=("@buffer.obs",))
+
+
+@fault("signatures")
+def _an_effect_that_is_none(p: Program) -> None:
+    _signed(p, writes=("buf..obs",))
+
+
+@fault("signatures")
+def _a_batch_axis_of_nothing(p: Program) -> None:
+    _signed(p, batch=(("observation", 0),))
+
+
+@fault("signatures")
+def _two_parameters_of_one_name(p: Program) -> None:
+    _signed(p, params=("buf", "buf", "obs"), writes=("buf.obs",))
+
+
+@fault("signatures")
+def _a_step_without_its_simulator(p: Program) -> None:
+    p.ops.by_name["step"].attributes["step"] = {"env": "simulator", "action": "a"}
+
+
+@fault("kept")
+def _a_list_that_keeps_a_lent_buffer(p: Program) -> None:
+    with p.graph.inserting_before(loop(p).node):
+        items = p.graph.call_function(ops.NEW_LIST, ())
+        facts.put(items, state="%items")
+        lent = p.graph.call_function(ops.ROWS, (placeholders(p.graph)[0], 0, 2))
+        facts.put(lent, alias=("env.outputs",))
+        p.graph.call_function(ops.APPEND, (items, lent))
+
+
+@fault("unscheduled")
+def _a_slot_in_a_captured_program(p: Program) -> None:
+    facts.put(p.find("act"), slot=Slot())
+
+
+@pytest.mark.parametrize(
+    ("rule", "plant"),
+    [(rule, plant) for rule, plants in FORM.items() for plant in plants],
+    ids=lambda x: x.__name__.strip("_") if callable(x) else x,
+)
+def test_planted_fault_is_caught_by_its_rule(rule: str, plant: Break) -> None:
+    p = program()
+    verify(p)
+    plant(p)
+    assert broken(p) == rule
+
+
+def test_every_rule_has_a_planted_fault() -> None:
+    assert {r.name for r in RULES["captured"]} == set(FORM)
+    assert {r.name for r in RULES["scheduled"]} == (set(FORM) - {"unscheduled"}) | {
+        "slots",
+        "lanes",
+        "modulo",
+    }
+
+
+# -- schedules
+
+
+SCHEDULED = """
+@op(reads=["params"], writes=[])
+def act(obs, params): ...
+@op(kind="step", reads=["env"], writes=["env"], attributes={"step": {"env": "env", "action": "a"}})
+def step(a, env): ...
+@op(reads=[], writes=["buf.obs[t]"])
+def store(buf, t, obs): ...
+@op(reads=[], writes=["params"])
+def update(params): ...
+
+@program(stage="scheduled")
+def ppo(obs0, *, params, env, buf):
+    e0: state("env.0") = shard(env, 0)
+    e1: state("env.1") = shard(env, 1)
+    for t, o0, o1 in rollout(0, 8, 1, o0=obs0, o1=obs0):
+        a0 = act(o0, params) @ lane(stage=0, order=0)
+        s0 = store(buf, t, o0) @ lane(stage=0, order=2)
+        r0 = step(a0, e0) @ lane("shard:0", stage=0, order=1)
+        p0 = r0[0]
+        a1 = act(o1, params) @ lane(stage=0, order=3)
+        r1 = step(a1, e1) @ lane("shard:1", stage=0, order=4)
+        p1 = r1[0]
+        yield p0, p1
+    u = update(params)
+    return u
+"""
+
+SOUND = {
+    "a0": Slot("", 0, 0),
+    "r0": Slot("shard:0", 0, 1),
+    "s0": Slot("", 0, 2),
+    "a1": Slot("", 0, 3),
+    "r1": Slot("shard:1", 0, 4),
+}
+#: The store in the shadow of the second shard's step, and the second shard half a trip behind.
+SHIFTED = {
+    "a1": Slot("", 1, 0),
+    "r1": Slot("shard:1", 1, 1),
+    "a0": Slot("", 0, 2),
+    "r0": Slot("shard:0", 0, 3),
+    "s0": Slot("", 1, 4),
+}
+
+
+def scheduled(slots: dict[str, Slot | None]) -> Program:
+    p = parse(SCHEDULED)
+    for name, slot in slots.items():
+        facts.put(p.find(name), slot=slot)
+    return p
+
+
+@pytest.mark.parametrize("slots", [SOUND, SHIFTED])
+def test_sound_schedules_pass(slots: dict[str, Slot]) -> None:
+    verify(scheduled(dict(slots)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes"),
+    [
+        # the step in front of the action it takes
+        ("modulo", {"r0": Slot("shard:0", 0, 0), "a0": Slot("", 0, 1)}),
+        # the action of the next trip in front of the step that makes its observation
+        ("modulo", {"r0": Slot("shard:0", 1, 1)}),
+        # a step a trip later than the next step of the same shard may start
+        ("modulo", {"r1": Slot("shard:1", 2, 4)}),
+        # a stage that does not fit the action's
+        ("modulo", {"a1": Slot("", 1, 3)}),
+        ("slots", {"s0": None}),
+        ("slots", {"r1": None}),
+        ("slots", {"s0": Slot("", 0, 1)}),
+        ("slots", {"s0": Slot("", -1, 2)}),
+        ("lanes", {"r0": Slot("gpu", 0, 1)}),
+        ("lanes", {"r0": Slot("shard:", 0, 1)}),
+        ("lanes", {"r0": Slot("shard:1", 0, 1)}),
+        ("lanes", {"a0": Slot("shard:0", 0, 0)}),
+        ("lanes", {"p0": Slot("thread:x", 0, 1)}),
+    ],
+)
+def test_wrong_schedule_is_refused(rule: str, changes: dict[str, Slot | None]) -> None:
+    assert broken(scheduled({**SOUND, **changes})) == rule
+
+
+def test_a_wrong_order_names_the_dependence_and_its_own_code() -> None:
+    p = scheduled({**SOUND, "r0": Slot("shard:0", 0, 0), "a0": Slot("", 0, 1)})
+    with pytest.raises(VerifyError) as caught:
+        verify(p)
+    assert caught.value.code == "verify-dependence"
+    assert "r0 has to wait for a0" in str(caught.value)
+    assert "value" in str(caught.value)
+
+
+def test_a_borrowed_reader_may_not_trail_the_next_step() -> None:
+    p = scheduled(dict(SHIFTED))
+    for name in ("p0", "p1"):
+        facts.put(p.find(name), alias=(f"env.{name[1]}.outputs",), borrowed=True)
+    # s0 of trip t runs in emitted trip t + 1, behind the step that overwrites what it reads
+    assert broken(p) == "modulo"
+    early = {**SHIFTED, "s0": Slot("", 0, 1), "r1": Slot("shard:1", 1, 5)}
+    p = scheduled(early)
+    for name in ("p0", "p1"):
+        facts.put(p.find(name), alias=(f"env.{name[1]}.outputs",), borrowed=True)
+    verify(p)
+
+
+def test_slots_outside_loops_stay_in_their_trip() -> None:
+    p = scheduled(dict(SOUND))
+    for name, order in (("rollout", 0), ("u", 1)):
+        facts.put(p.find(name), slot=Slot("", 0, order))
+    verify(p)
+    facts.put(p.find("u"), slot=Slot("", 1, 1))
+    assert broken(p) == "slots"
+    facts.put(p.find("u"), slot=Slot("", 0, -1))
+    assert broken(p) == "modulo"
+    facts.put(p.find("u"), slot=Slot("thread:update", 0, 1))
+    verify(p)
+    facts.put(p.find("rollout"), slot=Slot("thread:rollout", 0, 0))
+    assert broken(p) == "lanes"
+
+
+def test_a_pick_with_a_slot_of_its_own_waits_for_its_maker() -> None:
+    p = scheduled({**SOUND, "p0": Slot("", 0, 1)})
+    verify(p)
+    facts.put(p.find("p0"), slot=Slot("", 0, 0))
+    assert broken(p) == "modulo"
+
+
+def test_nothing_is_taken_ahead_of_a_break() -> None:
+    text = SCHEDULED.replace(
+        "        yield p0, p1",
+        "        b = break_if(p0, (p0, p1)) @ lane(order=5)\n        yield p0, p1",
+    )
+    p = parse(text)
+    for name, slot in SOUND.items():
+        facts.put(p.find(name), slot=slot)
+    verify(p)
+    late = replace(facts.get(p.find("break_if")).slot, stage=1)
+    facts.put(p.find("break_if"), slot=late)
+    assert broken(p) == "modulo"
+
+
+def test_the_next_item_of_an_iterator_is_taken_behind_the_trip_before() -> None:
+    text = """
+@op(reads=["s"], writes=["s"])
+def work(x, s): ...
+@program(stage="scheduled")
+def f(xs, *, s):
+    for x in L(xs):
+        w = work(x, s) @ lane(stage=S, order=0)
+        yield ()
+    return 0
+"""
+    p = parse(text.replace("stage=S", "stage=0"))
+    facts.put(p.find("xs"), spec=facts.Spec("object", "generator"))
+    verify(p)
+    p = parse(text.replace("stage=S", "stage=1"))
+    verify(p)
+    facts.put(p.find("xs"), spec=facts.Spec("object", "generator"))
+    assert broken(p) == "modulo"
+
+
+def test_lint_of_torch_fx_does_not_enter_bodies() -> None:
+    # why the verifier looks at every graph itself
+    p = program()
+    out = output_node(loop(p).graph)
+    out.args = ((*out.args[0], 1, 2, 3),)  # type: ignore[misc]
+    p.graph.lint()
+    assert broken(p) == "carried"
