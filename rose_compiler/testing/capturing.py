@@ -1,0 +1,161 @@
+"""Runs a function as written and as captured, on equal arguments, and compares all that shows.
+
+What shows is the result or the exception, the arguments afterwards and the process's generators.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rose_compiler.base.remarks import RemarkLog
+from rose_compiler.frontend.capture import Captured, capture
+from rose_compiler.frontend.record import Record, Recorder
+from rose_compiler.frontend.states import refine
+from rose_compiler.ir import interp
+
+
+@dataclass
+class FirstTrip:
+    """What a captured function gave when the reference executor ran it once."""
+
+    captured: Captured
+    record: Record
+    log: RemarkLog
+    result: Any
+
+
+def values_of(captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call that the program takes as values, by name."""
+    bound_self = captured.source.bound
+    given = args if bound_self is None else (bound_self, *args)
+    bound = captured.signature.bind(*given, **kwargs)
+    bound.apply_defaults()
+    return {name: bound.arguments[name] for name in captured.values}
+
+
+def first_trip(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> FirstTrip:
+    """Capture ``fn``, run the program once in program order and refine its effects."""
+    captured = capture(fn, args, kwargs)
+    recorder = Recorder(captured.program)
+    result = interp.run(captured.program, values_of(captured, args, kwargs), hooks=recorder)
+    log = RemarkLog()
+    refine(captured.program, recorder.record, log)
+    return FirstTrip(captured, recorder.record, log, result)
+
+
+@dataclass
+class Outcome:
+    """How one run ended."""
+
+    result: Any
+    error: BaseException | None
+    arguments: Any
+    generators: Any
+
+
+def both(
+    fn: Callable[..., Any],
+    make: Callable[[], tuple[Any, ...]],
+    kwargs: Callable[[], dict[str, Any]] = dict,
+) -> tuple[Outcome, Outcome]:
+    """The outcomes of ``fn(*make(), **kwargs())`` as written and as captured."""
+
+    def eager(*args: Any, **named: Any) -> Any:
+        return fn(*args, **named)
+
+    def captured(*args: Any, **named: Any) -> Any:
+        found = capture(fn, args, named)
+        return interp.run(found.program, values_of(found, args, named))
+
+    return _run(eager, make, kwargs), _run(captured, make, kwargs)
+
+
+def _run(
+    how: Callable[..., Any],
+    make: Callable[[], tuple[Any, ...]],
+    kwargs: Callable[[], dict[str, Any]],
+) -> Outcome:
+    torch.manual_seed(7)
+    np.random.seed(7)  # noqa: NPY002 (the global generator is what is compared)
+    random.seed(7)
+    args, named = make(), kwargs()
+    result, error = None, None
+    try:
+        result = how(*args, **named)
+    except Exception as raised:  # compared, whatever it is
+        error = raised
+    generators = (
+        torch.get_rng_state(),
+        np.random.get_state(),  # noqa: NPY002
+        random.getstate(),
+    )
+    return Outcome(copy.copy(result), error, (args, named), generators)
+
+
+def assert_same(
+    fn: Callable[..., Any],
+    make: Callable[[], tuple[Any, ...]] = tuple,
+    kwargs: Callable[[], dict[str, Any]] = dict,
+) -> Outcome:
+    """Assert that a captured function does what the function does; the eager outcome.
+
+    Raises:
+        AssertionError: naming what differs.
+    """
+    eager, found = both(fn, make, kwargs)
+    if repr(eager.error) != repr(found.error):
+        raise AssertionError(
+            f"eager raised {eager.error!r}, captured {found.error!r}"
+        ) from found.error
+    for what in ("result", "arguments", "generators"):
+        where = difference(getattr(eager, what), getattr(found, what))
+        if where is not None:
+            raise AssertionError(f"{what} differ{where}")
+    return eager
+
+
+def difference(a: Any, b: Any, path: str = "", seen: frozenset[int] = frozenset()) -> str | None:
+    """Where two values differ, ``None`` where they are equal bit for bit."""
+    if id(a) in seen:
+        return None
+    seen = seen | {id(a)}
+    if type(a) is not type(b):
+        return f" at {path or 'top'}: {type(a).__name__} and {type(b).__name__}"
+    if isinstance(a, torch.Tensor):
+        same = a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+        same = same or bool(a.shape == b.shape and torch.allclose(a, b, 0, 0, equal_nan=True))
+        if same and a.requires_grad != b.requires_grad:
+            return f" at {path}: requires_grad"
+        return None if same else f" at {path or 'top'}: {a} and {b}"
+    if isinstance(a, np.ndarray):
+        same = a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+        return None if same else f" at {path or 'top'}: {a} and {b}"
+    if isinstance(a, Mapping):
+        if list(a) != list(b):
+            return f" at {path or 'top'}: keys {list(a)} and {list(b)}"
+        pairs = [(f"{path}[{k!r}]", a[k], b[k]) for k in a]
+    elif isinstance(a, list | tuple):
+        if len(a) != len(b):
+            return f" at {path or 'top'}: {a!r} and {b!r}"
+        pairs = [(f"{path}[{i}]", x, y) for i, (x, y) in enumerate(zip(a, b, strict=True))]
+    elif isinstance(a, torch.nn.Module) or (hasattr(a, "__dict__") and not callable(a)):
+        pairs = [(f"{path}", vars(a), vars(b))]
+    else:
+        try:
+            same = bool(a == b) or (a != a and b != b)
+        except Exception:  # what can't be compared is left to the other checks
+            same = True
+        plain = isinstance(a, int | float | complex | str | bytes | bool | type(None) | set)
+        return None if same or not plain else f" at {path or 'top'}: {a!r} and {b!r}"
+    for where, x, y in pairs:
+        found = difference(x, y, where, seen)
+        if found is not None:
+            return found
+    return None
