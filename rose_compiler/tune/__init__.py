@@ -1,0 +1,1 @@
+"""Finding the schedule: candidates, fair trials on real iterations, lower bounds."""

@@ -1,0 +1,308 @@
+"""Which schedule to keep: candidates tried in turn on real iterations, and eager when none wins.
+
+A trial is as many consecutive iterations as last ``trial_s``. All candidates are seen once and the
+hopeless ones dropped; the rest challenge the best in turn, in the order ABBA, so that a drift of
+the machine hits both; what is compared is the ratio of neighbours. The last champion meets eager
+the same way and stays only if it is faster beyond doubt.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from rose_compiler.base.decision import Decision
+from rose_compiler.tune.stats import Interval, median_interval, paired_ratios
+
+#: Candidates this much slower than the best one in their first trial are not tried again.
+HOPELESS = 1.4
+#: Pairs after which a duel between two candidates is decided whatever its interval.
+PAIRS = 4
+#: Pairs of the last duel, against eager.
+FINAL_PAIRS = 8
+#: By how much the median must win, the interval lying above 1 besides.
+MARGIN = 0.01
+#: An interval that lies above this ends a duel before all pairs have run.
+EARLY = 1.04
+#: A settled schedule is looked at again when its iterations take this much longer or shorter.
+DRIFT = 0.25
+DRIFT_WINDOW = 20
+
+
+class Phase(Enum):
+    """Where the search is."""
+
+    SCREEN = "screening"
+    DUEL = "comparing"
+    FINAL = "against eager"
+    SETTLED = "settled"
+
+
+@dataclass
+class Trial:
+    """Consecutive iterations of one candidate: seconds and work of each."""
+
+    candidate: int
+    seconds: list[float] = field(default_factory=list)
+    work: list[float] = field(default_factory=list)
+
+    @property
+    def score(self) -> float:
+        """Seconds per unit of work, the median over iterations (the lower one of two): one slow
+        iteration does not decide."""
+        return statistics.median_low(
+            s / max(w, 1e-12) for s, w in zip(self.seconds, self.work, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found of one candidate. ``speedup`` is eager's time over its own, where they met."""
+
+    decision: Decision | None
+    trials: int
+    seconds_per_work: float | None
+    speedup: Interval | None
+    verdict: str
+
+
+class Chooser:
+    """Drives the search, one iteration at a time.
+
+    ``candidates`` are tried in order; ``None`` among them stands for the user's own statements and is
+    the one that has to be beaten (the first candidate, when there is no ``None``). Ask :attr:`current`
+    which candidate the next iteration runs, then tell :meth:`record` what it took.
+
+    Args:
+        candidates: the schedules, a handful.
+        trial_s: seconds a trial lasts at least.
+        budget_s: seconds of iterations after which the search ends with what it knows.
+        budget_trips: iterations after which it ends.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Decision | None],
+        *,
+        trial_s: float = 0.5,
+        budget_s: float = 120.0,
+        budget_trips: int | None = None,
+    ) -> None:
+        if not candidates:
+            raise ValueError("no candidates")
+        self.candidates = list(candidates)
+        self.eager = self.candidates.index(None) if None in self.candidates else 0
+        self.trial_s = trial_s
+        self.budget_s = budget_s
+        self.budget_trips = budget_trips
+        self.spent_s = 0.0
+        self.trips = 0
+        self.phase = Phase.SCREEN
+        self.best = self.eager
+        self.verdicts: dict[int, str] = {}
+        self.trials: dict[int, list[Trial]] = {i: [] for i in range(len(self.candidates))}
+        self.against_eager: dict[int, list[float]] = {}
+        self._dropped: set[int] = set()
+        self._queue: list[int] = list(range(len(self.candidates)))
+        self._open: Trial | None = None
+        self._duel: tuple[int, int] | None = None
+        self._scores: tuple[list[float], list[float]] = ([], [])
+        self._challengers: list[int] = []
+        self._recent: list[float] = []
+        self._settled_score: float | None = None
+        if len(self.candidates) == 1:
+            self._settle(self.eager, "the only schedule there is")
+
+    # -- what to run ---------------------------------------------------------------------------
+
+    @property
+    def settled(self) -> bool:
+        """Whether the search is over."""
+        return self.phase is Phase.SETTLED
+
+    @property
+    def current(self) -> int:
+        """The candidate of the next iteration."""
+        if self.settled:
+            return self.best
+        return self._queue[0]
+
+    # -- what it took --------------------------------------------------------------------------
+
+    def record(self, candidate: int, seconds: float, work: float = 1.0) -> None:
+        """One iteration of ``candidate`` took ``seconds`` for ``work`` units of work."""
+        if self.settled:
+            self._watch(seconds / max(work, 1e-12))
+            return
+        self.spent_s += seconds
+        self.trips += 1
+        if self._open is None or self._open.candidate != candidate:
+            self._open = Trial(candidate)
+        self._open.seconds.append(seconds)
+        self._open.work.append(work)
+        if sum(self._open.seconds) >= self.trial_s:
+            trial, self._open = self._open, None
+            self._finished(trial)
+        if not self.settled and self._over_budget():
+            self._end_early()
+
+    def failed(self, candidate: int, why: str) -> None:
+        """``candidate`` can't be built or run: it is not tried again."""
+        self._dropped.add(candidate)
+        self.verdicts[candidate] = why
+        self._open = None
+        self._queue = [c for c in self._queue if c != candidate]
+        if self.best == candidate:
+            self.best = self.eager
+        if self._duel is not None and candidate in self._duel:
+            self._duel = None
+            self._queue = []
+        if not self._queue and not self.settled:
+            self._advance()
+
+    def _finished(self, trial: Trial) -> None:
+        self.trials[trial.candidate].append(trial)
+        self._queue.pop(0)
+        if self._duel is not None:
+            side = 0 if trial.candidate == self._duel[0] else 1
+            self._scores[side].append(trial.score)
+            if not self._queue:
+                self._judge()
+            return
+        if not self._queue:
+            self._advance()
+
+    def _advance(self) -> None:
+        """The queue has run empty outside a duel: open the next one."""
+        if self.phase is Phase.SCREEN:
+            seen = {c: t[-1].score for c, t in self.trials.items() if t and c not in self._dropped}
+            if not seen:
+                self._settle(self.eager, "nothing else could be run")
+                return
+            fastest = min(seen.values())
+            for c, score in seen.items():
+                if score > HOPELESS * fastest and c != self.eager:
+                    self._dropped.add(c)
+                    self.verdicts[c] = f"slower by {score / fastest - 1:.0%} in its first trial"
+            self._challengers = sorted(
+                (c for c in seen if c not in self._dropped and c != self.eager),
+                key=seen.__getitem__,
+            )
+            self.best = self._challengers.pop(0) if self._challengers else self.eager
+            self.phase = Phase.DUEL
+        if self.phase is Phase.DUEL:
+            if self._challengers:
+                self._open_duel(self._challengers.pop(0), self.best)
+                return
+            if self.best == self.eager:
+                self._settle(self.eager, "nothing was faster")
+                return
+            self.phase = Phase.FINAL
+            self._open_duel(self.best, self.eager)
+            return
+        self._settle(self.eager, "the schedule that was compared with it failed")
+
+    def _open_duel(self, challenger: int, champion: int) -> None:
+        self._duel = (challenger, champion)
+        self._scores = ([], [])
+        self._queue = [challenger, champion, champion, challenger]
+
+    def _judge(self) -> None:
+        """Enough of a duel has run to look at it."""
+        assert self._duel is not None
+        challenger, champion = self._duel
+        # >1: the challenger needs less time than the champion
+        speedups = paired_ratios(self._scores[1], self._scores[0])
+        interval = median_interval(speedups)
+        final = self.phase is Phase.FINAL
+        wanted = FINAL_PAIRS if final else PAIRS
+        # looking again and again finds a difference by chance, so an early end takes a clear one
+        decided = len(speedups) >= 4 and (interval.low > EARLY or interval.high < 1.0)
+        hopeless = len(speedups) >= 2 and max(speedups) < 1.0 and interval.median < 0.95
+        if len(speedups) < wanted and not decided and not hopeless:
+            self._queue = [challenger, champion, champion, challenger]
+            return
+        if champion == self.eager:
+            self.against_eager.setdefault(challenger, []).extend(speedups)
+        self._duel = None
+        won = interval.low > 1.0 and interval.median >= 1.0 + MARGIN
+        text = f"{interval} times the speed of {self._name(champion)} in {len(speedups)} pairs"
+        if final:
+            self._settle(challenger if won else self.eager, text)
+            self.verdicts.setdefault(challenger, text)
+            return
+        if won:
+            self.verdicts[champion] = f"{self._name(challenger)} is faster: {text}"
+            self.best = challenger
+        else:
+            self.verdicts[challenger] = text
+        self._advance()
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _over_budget(self) -> bool:
+        if self.budget_trips is not None and self.trips >= self.budget_trips:
+            return True
+        return self.spent_s >= self.budget_s
+
+    def _end_early(self) -> None:
+        """The budget is spent: eager, unless the champion has beaten it clearly on what was seen."""
+        seen = {c: statistics.median(t.score for t in ts) for c, ts in self.trials.items() if ts}
+        champion = self.best
+        if self.phase is Phase.SCREEN and seen:
+            champion = min(seen, key=seen.__getitem__)
+        trials = min(len(self.trials[champion]), len(self.trials[self.eager]))
+        clear = (
+            champion != self.eager
+            and trials > 0
+            and seen[self.eager] / seen[champion] > (1.1 if trials > 2 else 1.5)
+        )
+        self._settle(champion if clear else self.eager, "the budget for tuning was spent")
+
+    def _settle(self, best: int, why: str) -> None:
+        self.best = best
+        self.phase = Phase.SETTLED
+        self.verdicts[best] = why
+        self._queue, self._duel, self._open = [], None, None
+        self._recent, self._settled_score = [], None
+
+    def _watch(self, score: float) -> None:
+        """Notice when the settled schedule's iterations change their length for good."""
+        self._recent.append(score)
+        if len(self._recent) < DRIFT_WINDOW:
+            return
+        median = statistics.median(self._recent)
+        self._recent = []
+        if self._settled_score is None:
+            self._settled_score = median
+        elif abs(median / self._settled_score - 1) > DRIFT and self.best != self.eager:
+            self._settled_score = None
+            self.phase = Phase.FINAL
+            self.budget_s += self.spent_s
+            self._open_duel(self.best, self.eager)
+
+    # -- looking inside ------------------------------------------------------------------------
+
+    def _name(self, candidate: int) -> str:
+        decision = self.candidates[candidate]
+        return "eager" if decision is None else f"[{decision}]"
+
+    def reports(self) -> list[Report]:
+        """What was found, a row a candidate."""
+        rows = []
+        for index, decision in enumerate(self.candidates):
+            trials = self.trials[index]
+            score = statistics.median(t.score for t in trials) if trials else None
+            ratios = self.against_eager.get(index)
+            rows.append(
+                Report(
+                    decision,
+                    len(trials),
+                    score,
+                    median_interval(ratios) if ratios else None,
+                    self.verdicts.get(index, "" if trials else "not tried"),
+                )
+            )
+        return rows

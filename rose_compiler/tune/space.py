@@ -1,0 +1,45 @@
+"""The handful of schedules that are worth a trial."""
+
+from __future__ import annotations
+
+from rose_compiler.base.decision import Decision
+
+#: More groups than this have not paid on any shape measured so far.
+MAX_GROUPS = 4
+
+
+def candidates(
+    shards: int, *, close: bool, threads: int, asynchronous: bool, eager: bool
+) -> list[Decision | None]:
+    """Schedules to try, the user's own statements (``None``) or program order first.
+
+    Args:
+        shards: independent parts of the largest simulator; 1 when it has none.
+        close: whether bits may change, so that thread counts and batching over time may.
+        threads: torch's intra-operation threads as the user set them.
+        asynchronous: whether the simulator steps beside the caller by itself.
+        eager: whether the user's own statements can be run.
+    """
+    found: list[Decision | None] = [None if eager else Decision()]
+    groups = [g for g in (2, MAX_GROUPS) if g <= shards] or [1]
+    lanes = "native" if asynchronous else "inline"
+    counts: list[tuple[int | None, int | None]] = [(None, None)]
+    if close and threads > 1:
+        counts = [(1, None), (1, 1)]
+    for rollout, update in counts:
+        for group in groups:
+            for defer in (True, False):
+                found.append(
+                    Decision(
+                        groups=group,
+                        late="shadow" if asynchronous else "inline",
+                        defer=defer,
+                        lanes=lanes,  # type: ignore[arg-type]
+                        rollout_threads=rollout,
+                        update_threads=update,
+                    )
+                )
+    if close and threads > 1:
+        found.append(Decision(rollout_threads=1, update_threads=1))
+        found.append(Decision(rollout_threads=1))
+    return found

@@ -1,0 +1,41 @@
+"""Medians of ratios with bootstrap intervals: how two schedules are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A median and the ends of its 95% bootstrap interval."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def median_interval(values: Sequence[float], *, rounds: int = 1000, seed: int = 0) -> Interval:
+    """The median of some values with a percentile-bootstrap 95% interval (Efron, 1979).
+
+    Raises:
+        ValueError: without values.
+    """
+    if not values:
+        raise ValueError("no values")
+    data = np.asarray(values, dtype=float)
+    generator = np.random.default_rng(seed)
+    draws = generator.integers(0, len(data), size=(rounds, len(data)))
+    medians = np.median(data[draws], axis=1)
+    low, high = np.percentile(medians, [2.5, 97.5])
+    return Interval(float(np.median(data)), float(low), float(high))
+
+
+def paired_ratios(first: Sequence[float], second: Sequence[float]) -> list[float]:
+    """Ratios ``first / second`` of trials that ran side by side."""
+    return [a / b for a, b in zip(first, second, strict=False)]

@@ -1,0 +1,142 @@
+"""The chooser on simulated schedules: it ends at the right one, and never at one that does harm."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rose_compiler.base.decision import Decision
+from rose_compiler.tune.chooser import Chooser
+from rose_compiler.tune.space import candidates
+from rose_compiler.tune.stats import median_interval
+
+
+def decisions(count: int) -> list[Decision | None]:
+    return [None, *(Decision(groups=g + 2) for g in range(count - 1))]
+
+
+def search(times: list[float], seed: int, *, noise: float = 0.1, work=None, **options) -> Chooser:  # type: ignore[no-untyped-def]
+    """Run a chooser over candidates with the given true seconds a unit of work."""
+    generator = np.random.default_rng(seed)
+    chooser = Chooser(decisions(len(times)), trial_s=0.5, **options)
+    level = 1.0
+    for _ in range(20_000):
+        if chooser.settled:
+            break
+        level = np.clip(level * np.exp(0.02 * generator.normal()), 0.7, 1.4)
+        c = chooser.current
+        amount = 1.0 if work is None else work(generator)
+        spike = 3.0 if generator.random() < 0.02 else 1.0
+        seconds = times[c] * amount * level * spike * np.exp(noise * generator.normal())
+        chooser.record(c, seconds, amount)
+    assert chooser.settled
+    return chooser
+
+
+def share(times: list[float], wanted: set[int], runs: int = 100, **options) -> float:  # type: ignore[no-untyped-def]
+    return sum(search(times, seed, **options).best in wanted for seed in range(runs)) / runs
+
+
+def test_finds_the_fastest_of_several() -> None:
+    assert share([0.30, 0.24, 0.20, 0.31], {2}) >= 0.95
+
+
+def test_keeps_eager_when_nothing_beats_it() -> None:
+    assert share([0.20, 0.23, 0.26, 0.22], {0}) >= 0.95
+
+
+def test_does_not_take_one_that_does_harm() -> None:
+    assert share([0.200, 0.206, 0.206, 0.206], {0}) >= 0.97
+
+
+def test_equal_candidates_stay_with_eager_mostly() -> None:
+    assert share([0.2, 0.2, 0.2], {0}) >= 0.8
+
+
+def test_work_that_varies_does_not_mislead() -> None:
+    """Iterations that stop early are short, not fast."""
+    assert share([0.2, 0.25], {0}, work=lambda g: float(g.integers(1, 10))) >= 0.95
+
+
+def test_budget_is_respected() -> None:
+    chooser = search([0.3, 0.28, 0.26, 0.24, 0.2], 0, budget_s=4.0)
+    assert chooser.spent_s < 4.0 + 0.5
+    chooser = search([0.3, 0.28, 0.26], 0, budget_trips=7)
+    assert chooser.trips <= 7
+
+
+def test_budget_spent_falls_back_to_eager_unless_the_gain_is_clear() -> None:
+    assert search([0.30, 0.29], 0, budget_s=1.5).best == 0
+    assert search([0.60, 0.20], 0, budget_s=2.5).best == 1
+
+
+def test_a_failed_candidate_is_dropped() -> None:
+    chooser = Chooser(decisions(3), trial_s=0.1)
+    while not chooser.settled:
+        if chooser.current == 1:
+            chooser.failed(1, "refused")
+        else:
+            chooser.record(chooser.current, 0.2 if chooser.current == 0 else 0.1)
+    assert chooser.best == 2
+    assert chooser.reports()[1].verdict == "refused"
+
+
+def test_when_all_fail_eager_stays() -> None:
+    chooser = Chooser(decisions(3), trial_s=0.1)
+    while not chooser.settled:
+        if chooser.current:
+            chooser.failed(chooser.current, "refused")
+        else:
+            chooser.record(0, 0.2)
+    assert chooser.best == 0
+
+
+def test_a_champion_that_fails_in_its_duel_gives_way() -> None:
+    chooser = Chooser(decisions(2), trial_s=0.1)
+    for _ in range(3):
+        chooser.record(chooser.current, 0.1 if chooser.current else 0.2)
+    chooser.failed(1, "broke")
+    while not chooser.settled:
+        chooser.record(chooser.current, 0.2)
+    assert chooser.best == 0
+
+
+def test_drift_opens_a_new_duel_with_eager() -> None:
+    chooser = search([0.3, 0.2], 0)
+    assert chooser.best == 1
+    for _ in range(20):
+        chooser.record(1, 0.2)
+    for _ in range(20):
+        chooser.record(1, 0.4)
+    assert not chooser.settled
+    while not chooser.settled:
+        chooser.record(chooser.current, 0.3 if chooser.current == 0 else 0.4)
+    assert chooser.best == 0
+
+
+def test_one_candidate_needs_no_search() -> None:
+    assert Chooser([None]).settled
+
+
+def test_no_candidates() -> None:
+    with pytest.raises(ValueError, match="no candidates"):
+        Chooser([])
+
+
+def test_interval_of_a_constant() -> None:
+    interval = median_interval([2.0] * 5)
+    assert (interval.low, interval.median, interval.high) == (2.0, 2.0, 2.0)
+    with pytest.raises(ValueError, match="no values"):
+        median_interval([])
+
+
+def test_space_is_a_handful_and_starts_with_what_must_be_beaten() -> None:
+    space = candidates(4, close=True, threads=2, asynchronous=True, eager=True)
+    assert space[0] is None
+    assert 4 <= len(space) <= 12
+    assert len(set(space)) == len(space)
+    bitwise = candidates(4, close=False, threads=2, asynchronous=True, eager=True)
+    assert all(
+        d is None or (d.rollout_threads is None and d.update_threads is None) for d in bitwise
+    )
+    assert candidates(1, close=True, threads=1, asynchronous=False, eager=False)[0] == Decision()
