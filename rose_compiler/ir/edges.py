@@ -43,7 +43,7 @@ class Edge:
 
 
 def takes_part(node: fx.Node) -> bool:
-    """Whether a node does something at a point in time: bodies, shards and states below a root do not."""
+    """Whether a node does something: bodies, shards and states below a root do not."""
     return node.op == "call_function" and not (is_call(node, STATE) or is_call(node, SHARD))
 
 

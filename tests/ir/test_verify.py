@@ -1,22 +1,21 @@
-"""The verifier: every rule has a planted fault that it, and no rule before it, catches."""
+"""The verifier on form: every rule has a planted fault that it, and no rule before it, catches."""
 
 from __future__ import annotations
 
 import operator
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
 
 from rose_compiler.base.errors import SourceLocation, VerifyError
 from rose_compiler.ir import facts, ops
-from rose_compiler.ir.facts import Slot
 from rose_compiler.ir.ops import Op, Signature
 from rose_compiler.ir.parse import parse
 from rose_compiler.ir.program import BranchView, LoopView, Program, output_node, placeholders
 from rose_compiler.ir.verify import RULES, verify
+from rose_compiler.ir.verify_form import FORM
 
 TEXT = """
 @op(kind="component", reads=["params"], writes=[], batch={"obs": 0, "return.0": 0}, results=2)
@@ -107,14 +106,14 @@ def test_the_error_names_rule_line_and_further_faults_and_can_be_pickled() -> No
 # -- form: what torch.fx lets pass
 
 Break = Callable[[Program], None]
-FORM: dict[str, list[Break]] = {}
+FAULTS: dict[str, list[Break]] = {}
 
 
 def fault(rule: str) -> Callable[[Break], Break]:
     """Register a planted fault of a rule."""
 
     def register(plant: Break) -> Break:
-        FORM.setdefault(rule, []).append(plant)
+        FAULTS.setdefault(rule, []).append(plant)
         return plant
 
     return register
@@ -336,137 +335,9 @@ def _a_traced_body_of_a_block(p: Program) -> None:
     p.ops.by_name["pick"].kind = "graph"
 
 
-@fault("facts")
-def _facts_that_can_change(p: Program) -> None:
-    facts.put(p.find("act"), context=(facts.Context("autocast", ([1],)),))
-
-
-@fault("facts")
-def _facts_of_another_kind(p: Program) -> None:
-    p.find("act").meta["rose"] = {"alias": []}
-
-
-@fault("captured")
-def _a_state_captured_as_a_value(p: Program) -> None:
-    inner = next(x for x in loop(p).captured_params if facts.get(x).state == "env")
-    facts.put(inner, state="")
-
-
-@fault("captured")
-def _a_state_under_another_name(p: Program) -> None:
-    inner = next(x for x in loop(p).captured_params if facts.get(x).state == "env")
-    facts.put(inner, state="buf")
-
-
-@fault("captured")
-def _a_carried_state(p: Program) -> None:
-    facts.put(loop(p).carried[0], state="env")
-
-
-@fault("states")
-def _a_root_under_another_name(p: Program) -> None:
-    for graph in p.graphs():
-        for node in placeholders(graph):
-            if facts.get(node).state == "env":
-                facts.put(node, state="other")
-
-
-@fault("states")
-def _a_state_below_a_root_under_another_name(p: Program) -> None:
-    facts.put(p.find("w"), state="elsewhere.w")
-
-
-@fault("states")
-def _a_shard_beside_its_simulator(p: Program) -> None:
-    env = next(n for n in placeholders(p.graph) if n.name == "env")
-    with p.graph.inserting_before(loop(p).node):
-        facts.put(p.graph.call_function(ops.SHARD, (env, 0)), state="env0")
-
-
-@fault("states")
-def _an_instance_named_like_a_root(p: Program) -> None:
-    facts.put(p.find("scratch"), state="scratch")
-
-
-@fault("states")
-def _a_loop_that_is_a_state(p: Program) -> None:
-    facts.put(loop(p).node, state="%rollout")
-
-
-@fault("values")
-def _a_state_carried_in(p: Program) -> None:
-    node = loop(p).node
-    env = next(n for n in placeholders(p.graph) if n.name == "env")
-    node.args = (*node.args[:2], (env,), node.args[3])
-
-
-@fault("values")
-def _a_state_handed_on(p: Program) -> None:
-    inner = next(x for x in loop(p).captured_params if facts.get(x).state == "env")
-    output_node(loop(p).graph).args = ((inner,),)
-
-
-@fault("values")
-def _a_state_handed_out_by_an_exit(p: Program) -> None:
-    inner = next(x for x in loop(p).captured_params if facts.get(x).state == "env")
-    node = p.find("break_if")
-    node.args = (node.args[0], (inner,))
-
-
-def _signed(p: Program, **changes: object) -> None:
-    store = p.ops.by_name["store"].with_signature(**changes)
-    p.ops.by_name["store"] = store
-    p.find("store").target = store
-
-
-@fault("signatures")
-def _an_effect_on_an_unknown_root(p: Program) -> None:
-    _signed(p, writes=("buffer.obs[t]",))
-
-
-@fault("signatures")
-def _an_effect_on_an_unknown_state(p: Program) -> None:
-    _signed(p, writes=("@buffer.obs",))
-
-
-@fault("signatures")
-def _an_effect_that_is_none(p: Program) -> None:
-    _signed(p, writes=("buf..obs",))
-
-
-@fault("signatures")
-def _a_batch_axis_of_nothing(p: Program) -> None:
-    _signed(p, batch=(("observation", 0),))
-
-
-@fault("signatures")
-def _two_parameters_of_one_name(p: Program) -> None:
-    _signed(p, params=("buf", "buf", "obs"), writes=("buf.obs",))
-
-
-@fault("signatures")
-def _a_step_without_its_simulator(p: Program) -> None:
-    p.ops.by_name["step"].attributes["step"] = {"env": "simulator", "action": "a"}
-
-
-@fault("kept")
-def _a_list_that_keeps_a_lent_buffer(p: Program) -> None:
-    with p.graph.inserting_before(loop(p).node):
-        items = p.graph.call_function(ops.NEW_LIST, ())
-        facts.put(items, state="%items")
-        lent = p.graph.call_function(ops.ROWS, (placeholders(p.graph)[0], 0, 2))
-        facts.put(lent, alias=("env.outputs",))
-        p.graph.call_function(ops.APPEND, (items, lent))
-
-
-@fault("unscheduled")
-def _a_slot_in_a_captured_program(p: Program) -> None:
-    facts.put(p.find("act"), slot=Slot())
-
-
 @pytest.mark.parametrize(
     ("rule", "plant"),
-    [(rule, plant) for rule, plants in FORM.items() for plant in plants],
+    [(rule, plant) for rule, plants in FAULTS.items() for plant in plants],
     ids=lambda x: x.__name__.strip("_") if callable(x) else x,
 )
 def test_planted_fault_is_caught_by_its_rule(rule: str, plant: Break) -> None:
@@ -477,175 +348,7 @@ def test_planted_fault_is_caught_by_its_rule(rule: str, plant: Break) -> None:
 
 
 def test_every_rule_has_a_planted_fault() -> None:
-    assert {r.name for r in RULES["captured"]} == set(FORM)
-    assert {r.name for r in RULES["scheduled"]} == (set(FORM) - {"unscheduled"}) | {
-        "slots",
-        "lanes",
-        "modulo",
-    }
-
-
-# -- schedules
-
-
-SCHEDULED = """
-@op(reads=["params"], writes=[])
-def act(obs, params): ...
-@op(kind="step", reads=["env"], writes=["env"], attributes={"step": {"env": "env", "action": "a"}})
-def step(a, env): ...
-@op(reads=[], writes=["buf.obs[t]"])
-def store(buf, t, obs): ...
-@op(reads=[], writes=["params"])
-def update(params): ...
-
-@program(stage="scheduled")
-def ppo(obs0, *, params, env, buf):
-    e0: state("env.0") = shard(env, 0)
-    e1: state("env.1") = shard(env, 1)
-    for t, o0, o1 in rollout(0, 8, 1, o0=obs0, o1=obs0):
-        a0 = act(o0, params) @ lane(stage=0, order=0)
-        s0 = store(buf, t, o0) @ lane(stage=0, order=2)
-        r0 = step(a0, e0) @ lane("shard:0", stage=0, order=1)
-        p0 = r0[0]
-        a1 = act(o1, params) @ lane(stage=0, order=3)
-        r1 = step(a1, e1) @ lane("shard:1", stage=0, order=4)
-        p1 = r1[0]
-        yield p0, p1
-    u = update(params)
-    return u
-"""
-
-SOUND = {
-    "a0": Slot("", 0, 0),
-    "r0": Slot("shard:0", 0, 1),
-    "s0": Slot("", 0, 2),
-    "a1": Slot("", 0, 3),
-    "r1": Slot("shard:1", 0, 4),
-}
-#: The store in the shadow of the second shard's step, and the second shard half a trip behind.
-SHIFTED = {
-    "a1": Slot("", 1, 0),
-    "r1": Slot("shard:1", 1, 1),
-    "a0": Slot("", 0, 2),
-    "r0": Slot("shard:0", 0, 3),
-    "s0": Slot("", 1, 4),
-}
-
-
-def scheduled(slots: dict[str, Slot | None]) -> Program:
-    p = parse(SCHEDULED)
-    for name, slot in slots.items():
-        facts.put(p.find(name), slot=slot)
-    return p
-
-
-@pytest.mark.parametrize("slots", [SOUND, SHIFTED])
-def test_sound_schedules_pass(slots: dict[str, Slot]) -> None:
-    verify(scheduled(dict(slots)))
-
-
-@pytest.mark.parametrize(
-    ("rule", "changes"),
-    [
-        # the step in front of the action it takes
-        ("modulo", {"r0": Slot("shard:0", 0, 0), "a0": Slot("", 0, 1)}),
-        # the action of the next trip in front of the step that makes its observation
-        ("modulo", {"r0": Slot("shard:0", 1, 1)}),
-        # a step a trip later than the next step of the same shard may start
-        ("modulo", {"r1": Slot("shard:1", 2, 4)}),
-        # a stage that does not fit the action's
-        ("modulo", {"a1": Slot("", 1, 3)}),
-        ("slots", {"s0": None}),
-        ("slots", {"r1": None}),
-        ("slots", {"s0": Slot("", 0, 1)}),
-        ("slots", {"s0": Slot("", -1, 2)}),
-        ("lanes", {"r0": Slot("gpu", 0, 1)}),
-        ("lanes", {"r0": Slot("shard:", 0, 1)}),
-        ("lanes", {"r0": Slot("shard:1", 0, 1)}),
-        ("lanes", {"a0": Slot("shard:0", 0, 0)}),
-        ("lanes", {"p0": Slot("thread:x", 0, 1)}),
-    ],
-)
-def test_wrong_schedule_is_refused(rule: str, changes: dict[str, Slot | None]) -> None:
-    assert broken(scheduled({**SOUND, **changes})) == rule
-
-
-def test_a_wrong_order_names_the_dependence_and_its_own_code() -> None:
-    p = scheduled({**SOUND, "r0": Slot("shard:0", 0, 0), "a0": Slot("", 0, 1)})
-    with pytest.raises(VerifyError) as caught:
-        verify(p)
-    assert caught.value.code == "verify-dependence"
-    assert "r0 has to wait for a0" in str(caught.value)
-    assert "value" in str(caught.value)
-
-
-def test_a_borrowed_reader_may_not_trail_the_next_step() -> None:
-    p = scheduled(dict(SHIFTED))
-    for name in ("p0", "p1"):
-        facts.put(p.find(name), alias=(f"env.{name[1]}.outputs",), borrowed=True)
-    # s0 of trip t runs in emitted trip t + 1, behind the step that overwrites what it reads
-    assert broken(p) == "modulo"
-    early = {**SHIFTED, "s0": Slot("", 0, 1), "r1": Slot("shard:1", 1, 5)}
-    p = scheduled(early)
-    for name in ("p0", "p1"):
-        facts.put(p.find(name), alias=(f"env.{name[1]}.outputs",), borrowed=True)
-    verify(p)
-
-
-def test_slots_outside_loops_stay_in_their_trip() -> None:
-    p = scheduled(dict(SOUND))
-    for name, order in (("rollout", 0), ("u", 1)):
-        facts.put(p.find(name), slot=Slot("", 0, order))
-    verify(p)
-    facts.put(p.find("u"), slot=Slot("", 1, 1))
-    assert broken(p) == "slots"
-    facts.put(p.find("u"), slot=Slot("", 0, -1))
-    assert broken(p) == "modulo"
-    facts.put(p.find("u"), slot=Slot("thread:update", 0, 1))
-    verify(p)
-    facts.put(p.find("rollout"), slot=Slot("thread:rollout", 0, 0))
-    assert broken(p) == "lanes"
-
-
-def test_a_pick_with_a_slot_of_its_own_waits_for_its_maker() -> None:
-    p = scheduled({**SOUND, "p0": Slot("", 0, 1)})
-    verify(p)
-    facts.put(p.find("p0"), slot=Slot("", 0, 0))
-    assert broken(p) == "modulo"
-
-
-def test_nothing_is_taken_ahead_of_a_break() -> None:
-    text = SCHEDULED.replace(
-        "        yield p0, p1",
-        "        b = break_if(p0, (p0, p1)) @ lane(order=5)\n        yield p0, p1",
-    )
-    p = parse(text)
-    for name, slot in SOUND.items():
-        facts.put(p.find(name), slot=slot)
-    verify(p)
-    late = replace(facts.get(p.find("break_if")).slot, stage=1)
-    facts.put(p.find("break_if"), slot=late)
-    assert broken(p) == "modulo"
-
-
-def test_the_next_item_of_an_iterator_is_taken_behind_the_trip_before() -> None:
-    text = """
-@op(reads=["s"], writes=["s"])
-def work(x, s): ...
-@program(stage="scheduled")
-def f(xs, *, s):
-    for x in L(xs):
-        w = work(x, s) @ lane(stage=S, order=0)
-        yield ()
-    return 0
-"""
-    p = parse(text.replace("stage=S", "stage=0"))
-    facts.put(p.find("xs"), spec=facts.Spec("object", "generator"))
-    verify(p)
-    p = parse(text.replace("stage=S", "stage=1"))
-    verify(p)
-    facts.put(p.find("xs"), spec=facts.Spec("object", "generator"))
-    assert broken(p) == "modulo"
+    assert {r.name for r in FORM} == set(FAULTS)
 
 
 def test_lint_of_torch_fx_does_not_enter_bodies() -> None:
