@@ -128,15 +128,17 @@ class Rewriter:
         self.stamp(node, like, known)
         return node
 
-    def item(self, node: fx.Node, position: int) -> fx.Node:
-        """The node that picks one result of a tuple, directly behind it."""
+    def item(self, node: fx.Node, position: int, name: str | None = None) -> fx.Node:
+        """The node that picks one result of a tuple, directly behind it; ``name`` for a new one."""
         for user in node.users:
             if is_item(user) and user.args[1] == position:
                 node.append(user)
                 self._changed()
                 return user
         with node.graph.inserting_after(node):
-            picked = node.graph.create_node("call_function", operator.getitem, (node, position))
+            picked = node.graph.create_node(
+                "call_function", operator.getitem, (node, position), name=name
+            )
         facts.copy(node, picked, pass_name=self.pass_name)
         facts.put(picked, loop=None, state="", slot=None)
         self._changed()
@@ -340,7 +342,12 @@ class Rewriter:
         return bodies.captured_param(owner, value, graph or graphs[0])
 
     def add_carried(
-        self, loop: LoopView | fx.Node, init: Value, next_value: Value | Callable[[fx.Node], Value]
+        self,
+        loop: LoopView | fx.Node,
+        init: Value,
+        next_value: Value | Callable[[fx.Node], Value],
+        *,
+        name: str = "carried",
     ) -> tuple[fx.Node, fx.Node]:
         """Carry one more value from trip to trip; its placeholder in the body and its final value.
 
