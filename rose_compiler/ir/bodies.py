@@ -116,10 +116,10 @@ def sync(owner: fx.Node) -> None:
                     sync(user)
 
 
-def add_carried_placeholder(loop: LoopView, init: Value) -> fx.Node:
+def add_carried_placeholder(loop: LoopView, init: Value, name: str) -> fx.Node:
     """The placeholder of one more carried value, the last; its next value is still to be given."""
     with loop.graph.inserting_after([loop.index, *loop.carried][-1]):
-        param = loop.graph.placeholder("carried")
+        param = loop.graph.placeholder(name)
     body, bounds, carried, captured = loop.node.args
     loop.node.args = (body, bounds, (*carried, init), captured)  # type: ignore[misc]
     known = facts.get(init) if isinstance(init, fx.Node) else facts.Facts()

@@ -356,7 +356,7 @@ class Rewriter:
         """
         view = loop if isinstance(loop, LoopView) else LoopView(loop)
         count = len(view.carried_init)
-        param = bodies.add_carried_placeholder(view, self.use(init, view.node.graph))
+        param = bodies.add_carried_placeholder(view, self.use(init, view.node.graph), name)
         self._changed()
         following = next_value(param) if callable(next_value) else next_value
         following = self.use(following, view.graph)
