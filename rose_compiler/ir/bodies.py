@@ -143,7 +143,7 @@ def merge_captured(owner: fx.Node) -> None:
             if kept is not param:
                 param.replace_all_uses_with(kept)
                 graph.erase_node(param)
-                for user in kept.users:
+                for user in list(kept.users):
                     if is_call(user, LOOP) or is_call(user, BRANCH):
                         merge_captured(user)
     owner.args = (*owner.args[:3], tuple(dict.fromkeys(captured)))
