@@ -17,8 +17,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from rose_compiler.base.errors import ConfigError, fail, register
 from rose_compiler.sim import layout
-from rose_compiler.sim.infos import Add, ShardInfos, collect, snapshot
-from rose_compiler.sim.protocol import StepResult
+from rose_compiler.sim.infos import Add, ShardInfos, Table, collect, snapshot
 from rose_compiler.sim.quiet import quiet_mujoco
 
 register(
@@ -28,6 +27,10 @@ register(
     "give each shard as a factory of an environment, a list of such factories, or a factory of "
     "a vector environment; all with the same spaces and autoreset mode",
 )
+
+
+#: A step's result whose infos are a dict, :class:`ShardInfos` or a :class:`Table`.
+BodyResult = tuple[Any, Any, Any, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -62,15 +65,15 @@ class ShardVector(SyncVectorEnv):
         self._adds.append((env_num, snapshot(env_info)))
         return vector_infos
 
-    def step(self, actions: Any) -> StepResult:
+    def step(self, actions: Any) -> BodyResult:
         """Step every environment with its row of the actions."""
         self._adds = []
         obs, reward, terminated, truncated, _ = super().step(actions)
         return obs, reward, terminated, truncated, self._infos()
 
-    def reset(
+    def reset(  # type: ignore[override]
         self, *, seed: Any = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, ShardInfos]:
+    ) -> tuple[Any, ShardInfos | Table]:
         """Reset the environments, as gymnasium does."""
         self._adds = []
         obs, _ = super().reset(seed=seed, options=options)
@@ -80,7 +83,7 @@ class ShardVector(SyncVectorEnv):
         """Put observations into these arrays from now on."""
         self._observations = obs
 
-    def _infos(self) -> ShardInfos:
+    def _infos(self) -> ShardInfos | Table:
         adds, self._adds = self._adds, []
         for _, info in adds:
             if "final_obs" in info:  # an environment may return its own buffer
@@ -101,7 +104,7 @@ class Body:
         self.num_envs: int = env.num_envs
         self.offset = 0
         self._last: Any = None
-        self._result: StepResult | None = None
+        self._result: BodyResult | None = None
         self._kept = False
 
     def traits(self) -> Traits:
@@ -121,7 +124,7 @@ class Body:
         """Tell the shard the index of its first environment in the whole batch."""
         self.offset = offset
 
-    def step(self, actions: Any) -> StepResult:
+    def step(self, actions: Any) -> BodyResult:
         """One step, from its begin to its end."""
         self.begin(actions)
         return self.finish()
@@ -130,7 +133,7 @@ class Body:
         """Begin a step."""
         self._result = self.env.step(actions)
 
-    def finish(self) -> StepResult:
+    def finish(self) -> BodyResult:
         """The result of the step that was begun."""
         result, self._result = self._result, None
         assert result is not None
@@ -139,7 +142,7 @@ class Body:
 
     def reset(
         self, seed: Any, options: dict[str, Any] | None, mask: np.ndarray | None
-    ) -> tuple[Any, dict[str, Any]]:
+    ) -> tuple[Any, Any]:
         """Reset all environments, or those of the mask; the others' observations stay."""
         if mask is not None:
             if not mask.any() and self._last is not None:
@@ -184,9 +187,9 @@ class AsyncBody(Body):
         """Hand the actions to the environments' processes."""
         self.env.step_async(actions)
 
-    def finish(self) -> StepResult:
+    def finish(self) -> BodyResult:
         """Collect what they return."""
-        result: StepResult = self.env.step_wait()
+        result: BodyResult = self.env.step_wait()
         self._last = result[0]
         return result
 
@@ -217,7 +220,7 @@ class EnvPoolBody(Body):
         """Hand the actions to EnvPool's threads, which copy them."""
         self.env.send(actions)
 
-    def finish(self) -> StepResult:
+    def finish(self) -> BodyResult:
         """Collect the step."""
         obs, reward, terminated, truncated, infos = self.env.recv()
         ids = infos["env_id"]

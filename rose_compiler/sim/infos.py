@@ -9,8 +9,9 @@ to tell when the order over the whole batch would have mattered.
 from __future__ import annotations
 
 import math
-import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,69 @@ class ShardInfos(dict[str, Any]):
         return ShardInfos, (dict(self), self.size, self.tags, self.adds)
 
 
+class Table:
+    """Infos in which every environment has the same keys, each a number or an array of one type.
+
+    The usual case of a step without episode ends, kept as a few arrays: ``blocks`` has one array
+    of (keys of one type, environments) for each scalar type, then one for each array key.
+    """
+
+    __slots__ = ("blocks", "schema")
+
+    def __init__(self, schema: Schema, blocks: list[np.ndarray]) -> None:
+        self.schema = schema
+        self.blocks = blocks
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The keys of a :class:`Table` in their order, and the tag of each."""
+
+    size: int
+    keys: tuple[str, ...]
+    tags: tuple[Any, ...]
+
+    @cached_property
+    def groups(self) -> list[tuple[type, list[int]]]:
+        """Scalar types, each with the places of its keys."""
+        found: dict[type, list[int]] = {}
+        for i, tag in enumerate(self.tags):
+            if isinstance(tag, type):
+                found.setdefault(tag, []).append(i)
+        return list(found.items())
+
+    @cached_property
+    def arrays(self) -> list[int]:
+        """The places of keys whose values are arrays."""
+        return [i for i, tag in enumerate(self.tags) if not isinstance(tag, type)]
+
+    @cached_property
+    def shapes(self) -> list[tuple[np.dtype, tuple[int, ...], int]]:
+        """Type, shape and size in bytes of each block."""
+        scalars = [(np.dtype(kind), (len(at), self.size)) for kind, at in self.groups]
+        arrays = [(self.tags[i][0], (self.size, *self.tags[i][1])) for i in self.arrays]
+        return [(d, shape, d.itemsize * math.prod(shape)) for d, shape in scalars + arrays]
+
+    def columns(self, blocks: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Each key's array, a view of its block."""
+        out: list[Any] = [None] * len(self.keys)
+        for (_, at), block in zip(self.groups, blocks, strict=False):
+            for i, row in zip(at, block, strict=True):
+                out[i] = row
+        for i, block in zip(self.arrays, blocks[len(self.groups) :], strict=True):
+            out[i] = block
+        return out
+
+    def infos(self, blocks: Sequence[np.ndarray], size: int) -> dict[str, Any]:
+        """The infos of ``size`` environments as gymnasium gives them."""
+        masks = np.ones((len(self.keys), size), dtype=np.bool_)
+        merged: dict[str, Any] = {}
+        for key, column, mask in zip(self.keys, self.columns(blocks), masks, strict=True):
+            merged[key] = column
+            merged[f"_{key}"] = mask
+        return merged
+
+
 class _Mixed(Exception):
     """One key has values of several kinds, or a key looks like another one's mask."""
 
@@ -68,15 +132,77 @@ def snapshot(info: dict[str, Any]) -> dict[str, Any]:
     return copied
 
 
-def collect(adds: list[Add], size: int) -> ShardInfos:
+def collect(adds: list[Add], size: int) -> ShardInfos | Table:
     """Merge what the environments of a shard returned in one step."""
     if not adds:
         return ShardInfos({}, size, {})
+    table = _tabulate(adds, size)
+    if table is not None:
+        return table
     try:
         data, tags = _collect(adds, size)
     except _Mixed:
         return ShardInfos(_add_all([(0, adds)], size), size, {}, adds)
     return ShardInfos(data, size, tags)
+
+
+def expand(infos: Any) -> dict[str, Any]:
+    """A shard's infos as a dict."""
+    if isinstance(infos, Table):
+        schema = infos.schema
+        # copied: the blocks of a table that came by message are read-only views of it
+        data = schema.infos([np.array(block) for block in infos.blocks], schema.size)
+        return ShardInfos(data, schema.size, dict(zip(schema.keys, schema.tags, strict=True)))
+    merged: dict[str, Any] = infos
+    return merged
+
+
+#: Schemas by size, keys and types of values; None where infos of these types make no table.
+_schemas: dict[Any, Schema | None] = {}
+
+
+def _tabulate(adds: list[Add], size: int) -> Table | None:
+    if len(adds) != size:
+        return None
+    first = adds[0][1]
+    keys = tuple(first)
+    kinds = tuple(map(type, first.values()))
+    values = []
+    for i, (row, info) in enumerate(adds):
+        if row != i or tuple(info) != keys or tuple(map(type, info.values())) != kinds:
+            return None
+        values.append(list(info.values()))
+    shapes = tuple((v.dtype, v.shape) for v in values[0] if type(v) is np.ndarray)
+    try:
+        schema = _schemas[size, keys, kinds, shapes]
+    except KeyError:
+        schema = _schema(size, keys, values[0])
+        if len(_schemas) < 1024:
+            _schemas[size, keys, kinds, shapes] = schema
+    if schema is None:
+        return None
+    blocks: list[np.ndarray] = []
+    for kind, at in schema.groups:
+        if len(at) == len(keys):
+            blocks.append(np.array(values, kind).T)
+        else:
+            blocks.append(np.array([[row[i] for i in at] for row in values], kind).T)
+    for i in schema.arrays:
+        if any((row[i].dtype, row[i].shape) != schema.tags[i] for row in values):
+            return None
+        blocks.append(np.stack([row[i] for row in values]))
+    return Table(schema, blocks)
+
+
+def _schema(size: int, keys: tuple[str, ...], values: list[Any]) -> Schema | None:
+    tags = tuple(_tag(key, value) for key, value in zip(keys, values, strict=True))
+    for key, tag in zip(keys, tags, strict=True):
+        # a key that begins with an underscore may be taken for another one's mask
+        if tag is None or isinstance(tag, dict) or key.startswith("_"):
+            return None
+        if isinstance(tag, tuple) and tag[0].hasobject:
+            return None
+    return Schema(size, keys, tags) if keys else None
 
 
 def _collect(adds: list[Add], size: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -154,11 +280,20 @@ def _add_all(parts: list[tuple[int, list[Add]]], size: int) -> dict[str, Any]:
     return infos
 
 
-def merge(parts: Sequence[dict[str, Any]], sizes: Sequence[int]) -> dict[str, Any]:
+def merge(parts: Sequence[Any], sizes: Sequence[int]) -> dict[str, Any]:
     """The whole batch's infos from those of its shards, which have ``sizes`` environments."""
     if not any(parts):
         return {}
     total = sum(sizes)
+    first = parts[0]
+    if isinstance(first, Table) and all(_alike(part, first) for part in parts):
+        schema = first.schema
+        blocks: list[np.ndarray] = []
+        for i in range(len(first.blocks)):
+            axis = 1 if i < len(schema.groups) else 0
+            blocks.append(np.concatenate([part.blocks[i] for part in parts], axis))
+        return schema.infos(blocks, total)
+    parts = [expand(part) for part in parts]
     offsets = np.cumsum([0, *sizes[:-1]]).tolist()
     ours = [part for part in parts if isinstance(part, ShardInfos)]
     if len(ours) < len(parts):
@@ -173,6 +308,13 @@ def merge(parts: Sequence[dict[str, Any]], sizes: Sequence[int]) -> dict[str, An
     except _Mixed:
         adds = [part.adds if part.adds is not None else _undo(part, part.tags) for part in ours]
         return _add_all(list(zip(offsets, adds, strict=True)), total)
+
+
+def _alike(part: Any, first: Table) -> bool:
+    if not isinstance(part, Table):
+        return False
+    mine, other = part.schema, first.schema
+    return mine is other or (mine.keys == other.keys and mine.tags == other.tags)
 
 
 _Tagged = tuple[dict[str, Any], dict[str, Any], int, int]
@@ -270,85 +412,3 @@ def _rows(values: list[tuple[Any, int, int]], total: int) -> Any:
         for i in range(size):
             out[offset + i] = value[i] if listed else value
     return out
-
-
-class InfoCodec:
-    """Packs a shard's infos without pickling where they are numbers of every environment.
-
-    One codec packs and one unpacks, in the same order. The shape of the infos is sent once and
-    named by a number afterwards.
-    """
-
-    _PICKLED = 0xFFFF
-    _LIMIT = 256
-
-    def __init__(self) -> None:
-        self._packed: dict[Any, int] = {}
-        self._known: list[Any] = []
-
-    def pack(self, infos: dict[str, Any]) -> bytes:
-        """Infos as bytes, empty for empty infos."""
-        if not infos:
-            return b""
-        fresh = None  # a shape that the other side is to number, in step with this one
-        if isinstance(infos, ShardInfos) and infos.adds is None:
-            columns = [*_columns(infos, infos.tags, ())]
-            places = tuple(column[0] for column in columns if column is not None)
-            if len(places) == len(columns):
-                schema = infos.size, places
-                number = self._packed.get(schema)
-                if number is not None:
-                    body = (column[1].tobytes() for column in columns if column is not None)
-                    return b"".join((number.to_bytes(2, "little"), *body))
-                if len(self._packed) < self._LIMIT:
-                    self._packed[schema] = len(self._packed)
-                    fresh = schema
-        return self._PICKLED.to_bytes(2, "little") + pickle.dumps(
-            (infos, fresh), protocol=pickle.HIGHEST_PROTOCOL
-        )
-
-    def unpack(self, data: bytes) -> dict[str, Any]:
-        """The infos that :meth:`pack` was given; arrays are fresh and writable."""
-        if not data:
-            return {}
-        number = int.from_bytes(data[:2], "little")
-        if number == self._PICKLED:
-            infos, schema = pickle.loads(memoryview(data)[2:])
-            if schema is not None:
-                self._known.append(schema)
-            merged: dict[str, Any] = infos
-            return merged
-        size, columns = self._known[number]
-        result = ShardInfos({}, size, {})
-        start = 2
-        for path, tag, dtype, shape in columns:
-            array = np.frombuffer(data, dtype, math.prod(shape), start).reshape(shape).copy()
-            start += array.nbytes
-            node: dict[str, Any] = result
-            tags = result.tags
-            for key in path[:-1]:
-                if key not in node:
-                    node[key], tags[key] = {}, {}
-                    node[f"_{key}"] = np.ones(size, dtype=np.bool_)
-                node, tags = node[key], tags[key]
-            node[path[-1]], tags[path[-1]] = array, tag
-            node[f"_{path[-1]}"] = np.ones(size, dtype=np.bool_)
-        return result
-
-
-def _columns(
-    data: dict[str, Any], tags: dict[str, Any], path: tuple[str, ...]
-) -> Iterator[tuple[Any, np.ndarray] | None]:
-    """Every array with its place and type; None stands for what only pickling can carry."""
-    for key, tag in tags.items():
-        if not data[f"_{key}"].all():
-            yield None
-        elif isinstance(tag, dict):
-            if not tag:
-                yield None
-            yield from _columns(data[key], tag, (*path, key))
-        elif tag is None or data[key].dtype.hasobject:
-            yield None
-        else:
-            array = data[key]
-            yield ((*path, key), tag, array.dtype.str, array.shape), array

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,28 +15,62 @@ from gymnasium.vector.utils import create_empty_array
 _ALIGN = 64
 
 
-def flatten(space: Space, value: Any) -> list[Any]:
-    """The leaves of a batch of samples, in the order of the space's own keys."""
-    if isinstance(space, spaces.Dict):
-        return [leaf for key, sub in space.spaces.items() for leaf in flatten(sub, value[key])]
-    if isinstance(space, spaces.Tuple):
-        pairs = zip(space.spaces, value, strict=True)
-        return [leaf for sub, part in pairs for leaf in flatten(sub, part)]
-    return [value]
+class Tree:
+    """The shape of a batch of samples of a space: nested dicts and tuples with leaves."""
 
+    __slots__ = ("keys", "parts")
 
-def unflatten(space: Space, leaves: Sequence[Any]) -> Any:
-    """The batch of samples with these leaves."""
-    rest = iter(leaves)
-
-    def build(space: Space) -> Any:
+    def __init__(self, space: Space) -> None:
+        self.keys: tuple[str, ...] | None = None
+        self.parts: tuple[Tree, ...] | None = None
         if isinstance(space, spaces.Dict):
-            return {key: build(sub) for key, sub in space.spaces.items()}
-        if isinstance(space, spaces.Tuple):
-            return tuple(build(sub) for sub in space.spaces)
-        return next(rest)
+            self.keys = tuple(space.spaces)
+            self.parts = tuple(Tree(sub) for sub in space.spaces.values())
+        elif isinstance(space, spaces.Tuple):
+            self.parts = tuple(Tree(sub) for sub in space.spaces)
 
-    return build(space)
+    def flatten(self, batch: Any) -> list[Any]:
+        """The leaves of a batch, in the order of the space's own keys."""
+        if self.parts is None:
+            return [batch]
+        pairs = zip(self.parts, self._children(batch), strict=True)
+        return [leaf for part, child in pairs for leaf in part.flatten(child)]
+
+    def unflatten(self, leaves: Iterable[Any]) -> Any:
+        """The batch with these leaves."""
+        return self._build(iter(leaves))
+
+    def rows(self, batch: Any, start: int, stop: int) -> Any:
+        """Rows ``start`` to ``stop`` of a batch, as views where they are arrays."""
+        if self.parts is None:
+            return batch[start:stop]
+        return self.unflatten(leaf[start:stop] for leaf in self.flatten(batch))
+
+    def concatenate(self, batches: Sequence[Any]) -> Any:
+        """One batch from several, in fresh arrays."""
+        if self.parts is None:
+            return _concatenated(batches)
+        leaves = zip(*(self.flatten(batch) for batch in batches), strict=True)
+        return self.unflatten(_concatenated(parts) for parts in leaves)
+
+    def _children(self, batch: Any) -> Iterable[Any]:
+        return batch if self.keys is None else [batch[key] for key in self.keys]
+
+    def _build(self, leaves: Iterator[Any]) -> Any:
+        if self.parts is None:
+            return next(leaves)
+        children = [part._build(leaves) for part in self.parts]
+        return tuple(children) if self.keys is None else dict(zip(self.keys, children, strict=True))
+
+
+def _concatenated(parts: Sequence[Any]) -> Any:
+    if type(parts[0]) is np.ndarray:
+        return np.concatenate(parts)
+    if all(isinstance(part, tuple | list) for part in parts):
+        return tuple(item for part in parts for item in part)
+    if all(hasattr(part, "new_empty") for part in parts):
+        return sys.modules["torch"].cat(parts)
+    return np.concatenate([np.asarray(part) for part in parts])
 
 
 def copy(value: Any) -> Any:
@@ -48,30 +82,6 @@ def copy(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(copy(item) for item in value)
     return value.clone() if hasattr(value, "clone") else value
-
-
-def concatenate(space: Space, batches: Sequence[Any]) -> Any:
-    """One batch of samples from several, in fresh arrays."""
-    leaves = zip(*(flatten(space, batch) for batch in batches), strict=True)
-    return unflatten(space, [_concatenated(parts) for parts in leaves])
-
-
-def _concatenated(parts: tuple[Any, ...]) -> Any:
-    if all(isinstance(part, tuple | list) for part in parts):
-        return tuple(item for part in parts for item in part)
-    if all(hasattr(part, "new_empty") for part in parts):
-        return sys.modules["torch"].cat(parts)
-    return np.concatenate([np.asarray(part) for part in parts])
-
-
-def rows(space: Space, batch: Any, start: int, stop: int) -> Any:
-    """Rows ``start`` to ``stop`` of a batch of samples, as views where they are arrays."""
-    if isinstance(space, spaces.Dict):
-        return {key: rows(sub, batch[key], start, stop) for key, sub in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        pairs = zip(space.spaces, batch, strict=True)
-        return tuple(rows(sub, part, start, stop) for sub, part in pairs)
-    return batch[start:stop]
 
 
 @dataclass(frozen=True)
@@ -116,7 +126,7 @@ class Layout:
             end += -(-max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize) // _ALIGN) * _ALIGN
             return slot
 
-        leaves = flatten(observation, create_empty_array(observation, n=count))
+        leaves = Tree(observation).flatten(create_empty_array(observation, n=count))
         obs = tuple(
             place(leaf.dtype, *leaf.shape)
             if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject

@@ -141,7 +141,7 @@ class ShardedEnv(VectorEnv):
         """The step of the whole batch from one result of each shard, in fresh arrays."""
         obs, rewards, terminated, truncated, infos = zip(*results, strict=True)
         return (
-            layout.concatenate(self.single_observation_space, obs),
+            self._obs_tree.concatenate(obs),
             np.concatenate(rewards),
             np.concatenate(terminated),
             np.concatenate(truncated),
@@ -189,7 +189,7 @@ class ShardedEnv(VectorEnv):
                 rows = slice(shard.offset, shard.offset + shard.num_envs)
                 shard.reset_async(own, options, None if mask is None else mask[rows])
             obs, infos = zip(*(shard.reset_collect() for shard in self._shards), strict=True)
-            merged = layout.concatenate(self.single_observation_space, obs)
+            merged = self._obs_tree.concatenate(obs)
             return merged, merge_infos(infos, self._counts)
         except BaseException as error:
             self._fault(error)
@@ -257,21 +257,23 @@ class ShardedEnv(VectorEnv):
         first = self._shards[0].traits
         build.check_alike([shard.traits for shard in self._shards], mode)
         self._counts = [shard.num_envs for shard in self._shards]
+        self._ends = [(shard.offset, shard.offset + shard.num_envs) for shard in self._shards]
         self.num_envs = sum(self._counts)
         self.metadata = dict(first.metadata)
         self.render_mode = first.render_mode
         self.single_observation_space = first.single_observation_space
         self.single_action_space = first.single_action_space
+        self._obs_tree = layout.Tree(self.single_observation_space)
+        self._action_tree = layout.Tree(self.single_action_space)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
     def _split(self, actions: Any) -> list[Any]:
-        space = self.single_action_space
-        for leaf in layout.flatten(space, actions):
+        tree = self._action_tree
+        for leaf in tree.flatten(actions):
             if len(leaf) != self.num_envs:
                 raise ValueError(f"expected {self.num_envs} actions, one each, got {len(leaf)}")
-        ends = [(shard.offset, shard.offset + shard.num_envs) for shard in self._shards]
-        return [layout.rows(space, actions, start, end) for start, end in ends]
+        return [tree.rows(actions, start, end) for start, end in self._ends]
 
     def _seeds(self, seed: Any) -> list[Any]:
         if seed is None:

@@ -11,7 +11,8 @@ from rose_compiler.base.errors import RoseError, RuntimeFault, fail, register
 from rose_compiler.runtime.hosts import ProcessHost, ThreadHost, Ticket
 from rose_compiler.runtime.hosts.process import abandon_all
 from rose_compiler.sim import layout
-from rose_compiler.sim.body import Body, Traits
+from rose_compiler.sim.body import Body, BodyResult, Traits
+from rose_compiler.sim.infos import expand
 from rose_compiler.sim.protocol import StepResult
 from rose_compiler.sim.shared_body import SharedView
 
@@ -45,7 +46,6 @@ class BaseShard:
         self.native_async = traits.native_async
         #: What a step or reset raised.
         self.fault: BaseException | None = None
-        self._space = traits.single_observation_space
         self._busy = False
 
     def step_async(self, actions: Any) -> None:
@@ -71,10 +71,10 @@ class BaseShard:
             np.array(reward),
             np.array(terminated),
             np.array(truncated),
-            infos,
+            expand(infos),
         )
 
-    def collect(self) -> StepResult:
+    def collect(self) -> BodyResult:
         """End the step, and return results that the shard's next step may overwrite."""
         if not self._busy:
             raise fail("sim-order", f"no step of {self.name} has been begun")
@@ -91,7 +91,7 @@ class BaseShard:
         """Reset this shard's environments; arguments as for a vector environment of its size."""
         self.reset_async(seed, options, None)
         obs, infos = self.reset_collect()
-        return layout.copy(obs), infos
+        return layout.copy(obs), expand(infos)
 
     def reset_async(self, seed: Any, options: dict[str, Any] | None, mask: Any) -> None:
         """Begin a reset of all environments, or of those in ``mask``."""
@@ -104,7 +104,7 @@ class BaseShard:
             self._fail(error)
             raise
 
-    def reset_collect(self) -> tuple[Any, dict[str, Any]]:
+    def reset_collect(self) -> tuple[Any, Any]:
         """End the reset; the observations may be overwritten by the next step."""
         try:
             return self._finish_reset()
@@ -127,13 +127,13 @@ class BaseShard:
     def _begin(self, actions: Any) -> None:
         raise NotImplementedError
 
-    def _finish(self) -> StepResult:
+    def _finish(self) -> BodyResult:
         raise NotImplementedError
 
     def _begin_reset(self, seed: Any, options: dict[str, Any] | None, mask: Any) -> None:
         raise NotImplementedError
 
-    def _finish_reset(self) -> tuple[Any, dict[str, Any]]:
+    def _finish_reset(self) -> tuple[Any, Any]:
         raise NotImplementedError
 
     def _fail(self, error: BaseException) -> None:
@@ -167,9 +167,9 @@ class InlineShard(BaseShard):
     def __init__(self, name: str, traits: Traits, offset: int, body: Body) -> None:
         super().__init__(name, traits, offset)
         self._body = body
-        self._result: StepResult | None = None
+        self._result: BodyResult | None = None
         self._error: Exception | None = None
-        self._reset: tuple[Any, dict[str, Any]] | None = None
+        self._reset: tuple[Any, Any] | None = None
 
     def invoke(self, method: str, *args: Any) -> Any:
         """Call a method of the body."""
@@ -189,7 +189,7 @@ class InlineShard(BaseShard):
         except Exception as error:
             self._error = error
 
-    def _finish(self) -> StepResult:
+    def _finish(self) -> BodyResult:
         if self.native_async:
             return self._body.finish()
         error, self._error = self._error, None
@@ -202,7 +202,7 @@ class InlineShard(BaseShard):
     def _begin_reset(self, seed: Any, options: dict[str, Any] | None, mask: Any) -> None:
         self._reset = self._body.reset(seed, options, mask)
 
-    def _finish_reset(self) -> tuple[Any, dict[str, Any]]:
+    def _finish_reset(self) -> tuple[Any, Any]:
         result, self._reset = self._reset, None
         assert result is not None
         return result
@@ -228,19 +228,19 @@ class ThreadShard(BaseShard):
     def _begin(self, actions: Any) -> None:
         self._ticket = self.host.submit("step", layout.copy(actions))
 
-    def _finish(self) -> StepResult:
+    def _finish(self) -> BodyResult:
         ticket, self._ticket = self._ticket, None
         assert ticket is not None
-        result: StepResult = self.host.wait(ticket)
+        result: BodyResult = self.host.wait(ticket)
         return result
 
     def _begin_reset(self, seed: Any, options: dict[str, Any] | None, mask: Any) -> None:
         self._ticket = self.host.submit("reset", seed, options, mask)
 
-    def _finish_reset(self) -> tuple[Any, dict[str, Any]]:
+    def _finish_reset(self) -> tuple[Any, Any]:
         ticket, self._ticket = self._ticket, None
         assert ticket is not None
-        result: tuple[Any, dict[str, Any]] = self.host.wait(ticket)
+        result: tuple[Any, Any] = self.host.wait(ticket)
         return result
 
 
@@ -252,9 +252,11 @@ class ProcessShard(BaseShard):
         self.native_async = True
         self.host = host
         self._ticket: Ticket | None = None
-        plan = layout.Layout.of(self._space, traits.single_action_space, traits.num_envs)
+        plan = layout.Layout.of(
+            traits.single_observation_space, traits.single_action_space, traits.num_envs
+        )
         memory, _ = host.share("attach", plan.size, plan, offset)
-        self._view = SharedView(memory, plan, self._space)
+        self._view = SharedView(memory, plan, layout.Tree(traits.single_observation_space))
 
     def invoke(self, method: str, *args: Any) -> Any:
         """Call a method of the body in its process."""
@@ -275,7 +277,7 @@ class ProcessShard(BaseShard):
             self.host.submit("actions_are", *changed)
         self._ticket = self.host.submit("step")
 
-    def _finish(self) -> StepResult:
+    def _finish(self) -> BodyResult:
         ticket, self._ticket = self._ticket, None
         assert ticket is not None
         return self._view.result(self.host.wait(ticket))
@@ -283,7 +285,7 @@ class ProcessShard(BaseShard):
     def _begin_reset(self, seed: Any, options: dict[str, Any] | None, mask: Any) -> None:
         self._ticket = self.host.submit("reset", seed, options, mask)
 
-    def _finish_reset(self) -> tuple[Any, dict[str, Any]]:
+    def _finish_reset(self) -> tuple[Any, Any]:
         ticket, self._ticket = self._ticket, None
         assert ticket is not None
         return self._view.obs(self.host.wait(ticket))

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from rose_compiler.sim import layout
-from rose_compiler.sim.body import Body, BodyFactory, ShardVector, Traits
-from rose_compiler.sim.infos import InfoCodec
-from rose_compiler.sim.protocol import StepResult
+from rose_compiler.sim.body import Body, BodyFactory, BodyResult, ShardVector, Traits
+from rose_compiler.sim.codec import InfoCodec
 
 #: What does not fit into the shared arrays, by place, and the packed infos.
 Message = bytes | tuple[dict[Any, Any], bytes] | None
@@ -32,7 +31,7 @@ class SharedBody:
 
     def __init__(self, body: Body) -> None:
         self.body = body
-        self._space = body.traits().single_observation_space
+        self._tree = layout.Tree(body.traits().single_observation_space)
         self._codec = InfoCodec()
 
     def traits(self) -> Traits:
@@ -50,10 +49,10 @@ class SharedBody:
         self._flags = plan.terminated.view(memory), plan.truncated.view(memory)
         env = self.body.env
         if type(env) is ShardVector:
-            own = layout.flatten(self._space, env._observations)
+            own = self._tree.flatten(env._observations)
             pairs = zip(self._obs, own, strict=True)
             shared = [mine if view is None else view for view, mine in pairs]
-            env.write_into(layout.unflatten(self._space, shared))
+            env.write_into(self._tree.unflatten(shared))
 
     def actions_are(self, dtype: str, shape: tuple[int, ...]) -> None:
         """The type of the actions in shared memory from now on."""
@@ -90,7 +89,7 @@ class SharedBody:
         self.body.close()
 
     def _publish(
-        self, obs: Any, reward: Any, terminated: Any, truncated: Any, infos: dict[str, Any]
+        self, obs: Any, reward: Any, terminated: Any, truncated: Any, infos: Any
     ) -> Message:
         extra = self._publish_obs(obs)
         count = self._plan.count
@@ -111,7 +110,7 @@ class SharedBody:
 
     def _publish_obs(self, obs: Any) -> dict[Any, Any]:
         extra: dict[Any, Any] = {}
-        leaves = layout.flatten(self._space, obs)
+        leaves = self._tree.flatten(obs)
         for i, (view, leaf) in enumerate(zip(self._obs, leaves, strict=True)):
             if leaf is view:
                 continue
@@ -125,7 +124,7 @@ class SharedBody:
                 view[...] = leaf
         return extra
 
-    def _message(self, extra: dict[Any, Any], infos: dict[str, Any]) -> Message:
+    def _message(self, extra: dict[Any, Any], infos: Any) -> Message:
         packed = self._codec.pack(infos)
         if extra:
             return extra, packed
@@ -141,10 +140,10 @@ def _same_type(value: Any, view: np.ndarray) -> bool:
 class SharedView:
     """The shard's side of the memory."""
 
-    def __init__(self, memory: mmap.mmap, plan: layout.Layout, space: Any) -> None:
+    def __init__(self, memory: mmap.mmap, plan: layout.Layout, tree: layout.Tree) -> None:
         self._memory = memory
         self._plan = plan
-        self._space = space
+        self._tree = tree
         self._codec = InfoCodec()
         self._obs = [None if slot is None else slot.view(memory) for slot in plan.obs]
         self._rewards: dict[int, np.ndarray] = {}
@@ -170,13 +169,15 @@ class SharedView:
             type(actions) is np.ndarray and not actions.dtype.hasobject and (actions.nbytes <= room)
         )
 
-    def obs(self, message: Message) -> tuple[Any, dict[str, Any]]:
+    def obs(self, message: Message) -> tuple[Any, Any]:
         """Observations, as views of the memory, and infos of a reset."""
-        extra, packed = message if isinstance(message, tuple) else ({}, message or b"")
+        if not isinstance(message, tuple):
+            return self._tree.unflatten(self._obs), self._codec.unpack(message or b"")
+        extra, packed = message
         leaves = [extra.get(i, view) for i, view in enumerate(self._obs)]
-        return layout.unflatten(self._space, leaves), self._codec.unpack(packed)
+        return self._tree.unflatten(leaves), self._codec.unpack(packed)
 
-    def result(self, message: Message) -> StepResult:
+    def result(self, message: Message) -> BodyResult:
         """The result of a step, as views of the memory."""
         obs, infos = self.obs(message)
         terminated, truncated = self._flags

@@ -1,0 +1,90 @@
+"""Round trips to the hosts of a component: ``python -m bench.handoff``.
+
+Medians and 99th percentiles in µs of an empty call, and of the step of a simulator with one
+environment that does nothing, so that what is measured is the hand-off.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+
+from rose_compiler.runtime.hosts import InlineHost, ProcessHost, ThreadHost
+from rose_compiler.sim import ShardedEnv
+
+
+class Nothing:
+    """A component with an empty method."""
+
+    def call(self) -> None:
+        """Return at once."""
+
+
+class Still(gymnasium.Env):
+    """An environment of 17 observations and 6 actions that never moves."""
+
+    def __init__(self, infos: bool = False) -> None:
+        self.observation_space = spaces.Box(-1, 1, (17,), np.float64)
+        self.action_space = spaces.Box(-1, 1, (6,), np.float32)
+        self.infos = {name: np.float64(1.0) for name in "abcd"} if infos else {}
+        self.obs = np.zeros(17)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """The one observation there is."""
+        return self.obs, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Nothing happens."""
+        return self.obs, 0.0, False, False, self.infos
+
+
+def measure(call: Callable[[], Any], count: int = 4000) -> str:
+    """Median and 99th percentile of a call's duration in µs."""
+    for _ in range(200):
+        call()
+    times = []
+    for _ in range(count):
+        start = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - start) * 1e6)
+    times.sort()
+    return f"median {statistics.median(times):7.1f} µs   p99 {times[int(count * 0.99)]:7.1f} µs"
+
+
+def main() -> None:
+    """Print the table."""
+    for kind in (InlineHost, ThreadHost, ProcessHost):
+        host = kind(Nothing)
+        print(f"{kind.__name__:26} empty call   {measure(lambda h=host: h.call('call'))}")
+        host.close()
+    for infos in (False, True):
+        what = "4 infos" if infos else "no infos"
+        actions = np.zeros((1, 6), np.float32)
+
+        def make(infos: bool = infos) -> gymnasium.Env:
+            return Still(infos)
+
+        plain = SyncVectorEnv([make])
+        plain.reset()
+        print(f"{'SyncVectorEnv, 1 env':26} {what:12} {measure(lambda e=plain: e.step(actions))}")
+        for hosts in ("inline", "thread", "process"):
+            env = ShardedEnv([make], hosts=hosts)
+            env.reset()
+            text = measure(lambda e=env: e.step(actions))
+            print(f"{'ShardedEnv, 1 env, ' + hosts:26} {what:12} {text}")
+            if hosts == "process":
+                shard = env.shards()[0]
+                payload = measure(lambda s=shard: (s.step_async(actions), s.step_wait()))
+                print(f"{'  its shard alone':26} {what:12} {payload}")
+            env.close()
+
+
+if __name__ == "__main__":
+    main()
