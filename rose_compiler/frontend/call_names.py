@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.fx as fx
 from torch.distributions import Distribution
 
-from rose_compiler.ir import functions
+from rose_compiler.ir import functions, noise
 
 #: values that a graph may hold as they are
 STATIC = (
@@ -102,6 +103,9 @@ _UNARY: dict[str, Callable[..., Any]] = {
 }
 _METHODS = {"__eq__": "eq", "__ne__": "ne"}
 
+# Methods that take sizes or axes one by one, where the function wants a tuple of them.
+_SIZES_APART = ("reshape", "permute", "flip", "tile")
+
 # Built-in functions behind torch.nn.functional and behind fused modules: under no public name.
 _INNER = {
     **{n: getattr(torch._C._nn, n) for n in dir(torch._C._nn) if not n.startswith("_")},
@@ -154,8 +158,37 @@ def cheapest(func: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, Any, An
         plain_name = _METHODS.get(name, name)
         function = getattr(torch._C._VariableFunctions, plain_name, None)
         if function is not None and getattr(torch, plain_name, None) is function:
+            sizes = args[1:]
+            if name in _SIZES_APART and sizes and not isinstance(sizes[0], tuple | list):
+                args = (args[0], tuple(sizes))
             return function, args, kwargs
     return func, args, kwargs
+
+
+#: in-place draws, and the function that makes a new tensor of such numbers
+DRAWS_IN_PLACE: dict[str, Callable[..., Any]] = {
+    "normal_": noise.normal,
+    "uniform_": noise.uniform,
+    "exponential_": noise.exponential,
+}
+_UNFILLED = (
+    torch.empty,
+    torch.empty_like,
+    torch.Tensor.new_empty,
+    torch.zeros,
+    torch.zeros_like,
+    torch.Tensor.new_zeros,
+)
+
+
+def draw_of(name: str, args: Any, kwargs: Any, tensor: torch.Tensor) -> Any:
+    """The call that makes what an in-place draw fills a just-made tensor with, if it is one."""
+    made = args[0]
+    unfilled = isinstance(made, fx.Node) and made.target in _UNFILLED and not made.users
+    if not unfilled or kwargs or not tensor.is_contiguous():
+        return None
+    rest = {"dtype": tensor.dtype, "device": tensor.device}
+    return DRAWS_IN_PLACE[name], (tuple(tensor.shape), *args[1:]), rest
 
 
 def expand_sizes(tensor: torch.Tensor, sizes: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -185,7 +185,9 @@ def vary(value: Any, generator: torch.Generator, wide: bool) -> Any:
             spread = data.std() if t.numel() > 1 else data.abs().mean()
             made = data.mean() + noise * (spread + 1e-3)
         else:
-            made = data.reshape(-1)[order].reshape(t.shape) * (1 + 0.01 * noise.tanh())
+            # between two of the example's own values: inside whatever range is allowed
+            mixed, share = data.reshape(-1)[order].reshape(t.shape), noise.sigmoid()
+            made = data * share + mixed * (1 - share)
         return _like(t, made).requires_grad_(t.requires_grad)
 
     def array(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

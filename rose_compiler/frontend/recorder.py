@@ -241,7 +241,8 @@ class Recorder(TorchFunctionMode):
         node = self.graph.call_function(target, node_args, node_kwargs)
         if drew:
             self.draws.append(node)
-        if effects.writes and target is not call_names.OUT_OF_PLACE.get(name):
+        out_of_place = (call_names.OUT_OF_PLACE.get(name), call_names.DRAWS_IN_PLACE.get(name))
+        if effects.writes and target not in out_of_place:
             self.pure = False
             if self._entry_grad != torch.is_grad_enabled():
                 raise self._stop("mode-change", "a tensor is written under another gradient mode")
@@ -286,6 +287,10 @@ class Recorder(TorchFunctionMode):
         effects: Effects,
     ) -> tuple[Any, Any, Any]:
         """The cheapest call that does the same."""
+        if name in call_names.DRAWS_IN_PLACE and self._sole_owner(values[0]):
+            call = call_names.draw_of(name, args, kwargs, values[0])
+            if call is not None:
+                return call
         if effects.writes and self._out_of_place and not kwargs.get("out"):
             other = call_names.OUT_OF_PLACE.get(name)
             if other is not None and self._sole_owner(values[0]):

@@ -1,0 +1,169 @@
+"""Splits the graph of a traced operation into what some of its outputs need and the rest."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from rose_compiler.base.remarks import Blocker
+from rose_compiler.ir.program import output_node, placeholders
+
+
+@dataclass(frozen=True)
+class Split:
+    """Two graphs that do together what one did.
+
+    ``early`` takes the placeholders ``early_inputs`` and returns the tuple of the outputs
+    ``early_outputs`` (positions in the original's result) followed by ``passed``: values, named
+    after the original's nodes, that ``late`` needs and that would cost more to compute again.
+    ``late`` takes ``late_inputs``: placeholders of the original, outputs of ``early`` (by node
+    name) and the passed values; it returns the tuple of the outputs ``late_outputs``, the other
+    positions. Checks that may raise are in ``late``, random draws in ``early``, both in order.
+    """
+
+    early: fx.GraphModule
+    late: fx.GraphModule
+    early_inputs: tuple[str, ...]
+    late_inputs: tuple[str, ...]
+    early_outputs: tuple[int, ...]
+    late_outputs: tuple[int, ...]
+    passed: tuple[str, ...]
+
+
+def split_outputs(
+    gm: fx.GraphModule, early: Collection[int], *, pinned: Iterable[str] = ()
+) -> Split | Blocker:
+    """Split a graph whose output is a tuple of nodes.
+
+    Args:
+        early: positions of the outputs wanted first.
+        pinned: names of further nodes that must stay in the early graph. Nodes that draw random
+            numbers stay there anyway.
+    """
+    returned: Any = output_node(gm.graph).args[0]
+    outputs: list[fx.Node] = list(returned) if isinstance(returned, tuple | list) else []
+    if not outputs or not all(isinstance(o, fx.Node) for o in outputs):
+        return Blocker("unsupported-shape", "the graph does not return a tuple of values")
+    for node in gm.graph.nodes:
+        if writes_in_place(node):
+            return Blocker("not-pure", f"`{node.name}` writes a tensor, so the order is fixed")
+    kept = set(pinned)
+    wanted = [outputs[i] for i in sorted(set(early))]
+    wanted += [n for n in gm.graph.nodes if n.name in kept or draws_random(n)]
+    first = _ancestors(wanted)
+    calls = [n for n in gm.graph.nodes if n.op.startswith("call_")]
+    rest = [n for n in calls if n not in first]
+    late_positions = tuple(i for i in range(len(outputs)) if i not in set(early))
+    if not rest:
+        return Blocker("unsupported-shape", "nothing is left for later: all is needed early")
+    needed = {a for n in rest for a in n.all_input_nodes if a in first and a.op != "placeholder"}
+    needed |= {outputs[i] for i in late_positions if outputs[i] in first}
+    handed = {o for i, o in enumerate(outputs) if i in set(early)}
+    again = _cheap_again(calls, needed, handed)
+    passed = [n for n in calls if n in needed and n not in again and n not in handed]
+    early_nodes = [n for n in calls if n in first]
+    late_nodes = [n for n in calls if n in again or n not in first]
+    made_early = [outputs[i] for i in sorted(set(early))]
+    early_gm, early_inputs = _graph(gm, early_nodes, [*made_early, *passed])
+    late_gm, late_inputs = _graph(gm, late_nodes, [outputs[i] for i in late_positions])
+    return Split(
+        early=early_gm,
+        late=late_gm,
+        early_inputs=early_inputs,
+        late_inputs=late_inputs,
+        early_outputs=tuple(sorted(set(early))),
+        late_outputs=late_positions,
+        passed=tuple(n.name for n in passed),
+    )
+
+
+def writes_in_place(node: fx.Node) -> bool:
+    """Whether a call writes one of its operands, by torch's naming."""
+    if not node.op.startswith("call_"):
+        return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if node.target is operator.setitem or "out" in node.kwargs or node.kwargs.get("inplace"):
+        return True
+    return str(name).endswith("_") and not str(name).startswith("__")
+
+
+def draws_random(node: fx.Node) -> bool:
+    """Whether a call may draw from torch's generator."""
+    if not node.op.startswith("call_"):
+        return False
+    if isinstance(node.target, torch._ops.OpOverload):
+        return torch.Tag.nondeterministic_seeded in node.target.tags
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return _random_name(str(name))
+
+
+@functools.cache
+def _random_name(name: str) -> bool:
+    packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return False
+    return any(
+        torch.Tag.nondeterministic_seeded in getattr(packet, o).tags for o in packet.overloads()
+    )
+
+
+def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    queue = list(nodes)
+    while queue:
+        node = queue.pop()
+        if node not in found:
+            found.add(node)
+            queue += node.all_input_nodes
+    return found
+
+
+#: calls that only make another view of an operand
+_VIEWS = frozenset(
+    ("expand", "expand_as", "view", "view_as", "reshape", "unsqueeze", "squeeze", "flatten")
+) | {*("transpose", "t", "permute", "select", "narrow", "detach", "getitem", "getattr", "unbind")}
+
+
+def _cheap_again(calls: list[fx.Node], needed: set[fx.Node], handed: set[fx.Node]) -> set[fx.Node]:
+    """Views that the late graph makes again, where it has what they are views of anyway."""
+    available = {n for n in needed if not _is_view(n)} | handed
+    again: set[fx.Node] = set()
+    for node in calls:
+        if node in needed and node not in handed and _is_view(node):
+            if all(a.op == "placeholder" or a in available for a in node.all_input_nodes):
+                again.add(node)
+            available.add(node)
+    return again
+
+
+def _is_view(node: fx.Node) -> bool:
+    name: Any = node.target
+    if not isinstance(name, str):
+        name = getattr(name, "__name__", "")
+    return name in _VIEWS
+
+
+def _graph(
+    gm: fx.GraphModule, nodes: list[fx.Node], outputs: list[fx.Node]
+) -> tuple[fx.GraphModule, tuple[str, ...]]:
+    """The graph of these nodes; whatever else they use becomes a placeholder of its node's name."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    inside = set(nodes)
+    used = {a for n in nodes for a in n.all_input_nodes} | set(outputs)
+    order = placeholders(gm.graph) + [n for n in gm.graph.nodes if n.op != "placeholder"]
+    inputs = [n for n in order if n in used and n not in inside]
+    for node in inputs:
+        copy = graph.placeholder(node.name)
+        copy.meta = dict(node.meta)
+        copies[node] = copy
+    for node in nodes:
+        copies[node] = graph.node_copy(node, lambda n: copies[n])
+    graph.output(tuple(copies[o] for o in outputs))
+    return fx.GraphModule(gm, graph), tuple(copies[n].name for n in inputs)
