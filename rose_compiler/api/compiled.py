@@ -12,13 +12,20 @@ from rose_compiler.api.options import Options
 from rose_compiler.api.specialize import Schedule, Specialization
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
-from rose_compiler.base.errors import fail
+from rose_compiler.base.errors import ConfigError, fail, register
 from rose_compiler.base.remarks import Remark, RemarkLog
 from rose_compiler.frontend import source
 from rose_compiler.frontend.guards import Arguments
 from rose_compiler.runtime.support import Runtime
 
 MAX_RECAPTURES = 8
+
+register(
+    "not-called",
+    ConfigError,
+    "something was asked of a compiled function that it only knows once it was called",
+    "call it once with real arguments first",
+)
 
 
 class Compiled:
@@ -106,13 +113,13 @@ class Compiled:
     def settled(self) -> bool:
         """Whether tuning is over: further calls run :attr:`decision`."""
         return (
-            self._last is not None and self._last.unit.recorded and self._last.unit.tuning.settled
+            self._last is not None and self._last.unit.recorded and self._last.unit.tuning().settled
         )
 
     @property
     def decision(self) -> Decision:
         """The schedule in force. ``decision.save(path)`` writes it for ``compile(..., tune=path)``."""
-        return self._require().unit.tuning.best
+        return self._require().unit.tuning().best
 
     def ir(self, after: str | None = None) -> str:
         """The program as text: as captured (``"captured"``), or after a pass of the schedule in force;
@@ -149,7 +156,7 @@ class Compiled:
                 expected="nothing, or 'cost'",
                 found=repr(topic),
             )
-        tuning = self._require().unit.tuning
+        tuning = self._require().unit.tuning()
         log = RemarkLog()
         log.extend(self._log)
         log.extend(self._schedule().history.remarks)
@@ -197,13 +204,12 @@ class Compiled:
             raise fail(
                 "not-called",
                 f"{self.__name__} was not called yet, so nothing of it is known",  # type: ignore[attr-defined]
-                help="call it once with real arguments first",
             )
         return self._last
 
     def _schedule(self) -> Schedule:
         unit = self._require().unit
-        return unit.build(unit.tuning.best)
+        return unit.build(unit.tuning().best)
 
     def __repr__(self) -> str:
         return f"<rose_compiler.compile of {self.__qualname__}>"  # type: ignore[attr-defined]

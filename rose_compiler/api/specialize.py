@@ -15,6 +15,7 @@ from rose_compiler.api.probing import Prober
 from rose_compiler.api.tuning import Tuning
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
+from rose_compiler.base.errors import RoseError
 from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.codegen.emit import Emitted, emit
 from rose_compiler.codegen.load import load
@@ -100,7 +101,15 @@ class Unit:
             return self._first(values, states)
         if knobs.current().interp:
             return interp.run(self.program, values, states)
-        decision = self.tuning.next(eager is not None)
+        tuning = self.tuning(eager is not None)
+        decision = tuning.next()
+        while decision is not None and decision not in self.schedules and not tuning.settled:
+            try:
+                self.build(decision)
+            except RoseError as error:
+                # a candidate that can't be built is no reason to stop training
+                tuning.failed(decision, error)
+                decision = tuning.next()
         started = time.perf_counter()
         if decision is None:
             assert eager is not None
@@ -113,7 +122,7 @@ class Unit:
                 *(values[n] for n in self.program.value_params),
                 *(states[n] for n in self.program.state_params),
             )
-        self.tuning.record(decision, time.perf_counter() - started)
+        tuning.record(decision, time.perf_counter() - started)
         return result
 
     def _first(self, values: Mapping[str, Any], states: Mapping[str, Any]) -> Any:
@@ -130,12 +139,12 @@ class Unit:
         self.recorded = True
         return result
 
-    @property
-    def tuning(self) -> Tuning:
+    def tuning(self, eager: bool = True) -> Tuning:
         """Which schedule comes next; made when the first iteration has been seen."""
         if self._tuning is None:
             shards = max((len(s) for s in self.shards().values()), default=1)
-            self._tuning = Tuning(self.options, shards, self.log)
+            beside = bool(self.asynchronous())
+            self._tuning = Tuning(self.options, shards, beside, self.log, eager)
         return self._tuning
 
     def shards(self) -> dict[str, tuple[int, ...]]:

@@ -2,41 +2,169 @@
 
 from __future__ import annotations
 
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
 from rose_compiler.api.options import Options
 from rose_compiler.base.decision import Decision
-from rose_compiler.base.remarks import RemarkLog
+from rose_compiler.base.remarks import Remark, RemarkLog
+from rose_compiler.tune.chooser import Chooser
+from rose_compiler.tune.space import candidates
+
+PASS = "tune"
 
 
-def default_decision(shards: int) -> Decision:
-    """The schedule that is right most often: two groups of shards, late work in the shadow."""
-    return Decision(groups=min(2, shards), late="shadow")
+def default_decision(shards: int, asynchronous: bool, close: bool) -> Decision:
+    """The schedule without tuning: two groups of shards, late work in the simulator's shadow.
+
+    Steps and products beside each other want one thread each; in bitwise mode the thread count
+    stays the user's, since sums differ in bits between one thread and two.
+    """
+    if not asynchronous:
+        return Decision(late="shadow")
+    threads = 1 if close else None
+    return Decision(groups=min(2, shards), late="shadow", rollout_threads=threads)
 
 
 class Tuning:
-    """The schedules of one unit."""
+    """The schedules of one unit: which comes next, and what was found of each."""
 
-    def __init__(self, options: Options, shards: int, log: RemarkLog) -> None:
+    def __init__(
+        self, options: Options, shards: int, asynchronous: bool, log: RemarkLog, eager: bool
+    ) -> None:
         self.options = options
         self.log = log
-        self.best = options.decision or default_decision(shards)
+        self.seconds = 0.0
+        self._shown = False
+        self._work = WorkMeter()
+        self._chooser: Chooser | None = None
+        if options.decision is not None or not options.tune:
+            close = options.numerics == "close"
+            self._fixed = options.decision or default_decision(shards, asynchronous, close)
+            return
+        self._fixed = Decision()
+        space = candidates(
+            shards,
+            close=options.numerics == "close",
+            threads=torch.get_num_threads(),
+            asynchronous=asynchronous,
+            eager=eager,
+        )
+        self._chooser = Chooser(space)
 
     @property
     def settled(self) -> bool:
-        """Whether every further iteration runs :attr:`best`."""
-        return True
+        """Whether every further iteration runs the same schedule."""
+        return self._chooser is None or self._chooser.settled
 
-    def next(self, eager: bool) -> Decision | None:
-        """The schedule of the next iteration; ``None`` for the user's own statements, if ``eager``
-        says that they can be run."""
-        return self.best
+    @property
+    def chosen(self) -> Decision | None:
+        """The schedule in force; ``None`` for the user's own statements."""
+        if self._chooser is None:
+            return self._fixed
+        return self._chooser.candidates[self._chooser.best]
+
+    @property
+    def best(self) -> Decision:
+        """The schedule in force; the program's own order for the user's own statements."""
+        return self.chosen or Decision()
+
+    def next(self) -> Decision | None:
+        """The schedule of the next iteration; ``None`` for the user's own statements."""
+        if self._chooser is None:
+            return self._fixed
+        if not self._chooser.settled:
+            self._work.start()
+        return self._chooser.candidates[self._chooser.current]
 
     def record(self, decision: Decision | None, seconds: float) -> None:
         """Take note of one iteration."""
+        chooser = self._chooser
+        if chooser is None:
+            return
+        searching = not chooser.settled
+        if self._work.stop():
+            chooser.record(chooser.candidates.index(decision), seconds)
+        else:
+            chooser.skip(seconds)
+        if searching:
+            self.seconds += seconds
+        if searching and chooser.settled:
+            self._remember()
+
+    def failed(self, decision: Decision | None, error: Exception) -> None:
+        """A schedule could not be built."""
+        if self._chooser is not None:
+            self._work.stop()
+            self._chooser.failed(
+                self._chooser.candidates.index(decision), str(error).split("\n")[0]
+            )
+
+    def _remember(self) -> None:
+        assert self._chooser is not None
+        for row in self._chooser.reports():
+            if row.decision is None or row.decision == self.chosen or not row.trials:
+                continue
+            self.log.add(
+                Remark("missed", PASS, (), "measured-slower", f"[{row.decision}]: {row.verdict}")
+            )
 
     def summary(self) -> str:
         """One line on what is in force and why."""
-        return f"schedule {self.best}"
+        if self._chooser is None:
+            how = "as given" if self.options.decision is not None else "not tuned"
+            return f"schedule [{self._fixed}], {how}"
+        name = "the user's own statements" if self.chosen is None else f"[{self.chosen}]"
+        if not self._chooser.settled:
+            return f"still {self._chooser.phase.value}; best so far: {name}"
+        why = self._chooser.verdicts.get(self._chooser.best, "")
+        return f"settled on {name} after {self.seconds:.1f} s of training: {why}"
 
     def table(self) -> str:
         """What was tried, as text; empty when nothing was."""
-        return ""
+        if self._chooser is None:
+            return ""
+        lines = [f"{'schedule':<58} {'trials':>6} {'s/iteration':>12}  found"]
+        for row in self._chooser.reports():
+            name = "eager" if row.decision is None else str(row.decision)
+            score = "-" if row.seconds_per_work is None else f"{row.seconds_per_work:.4f}"
+            mark = "*" if row.decision == self.chosen and self._chooser.settled else " "
+            lines.append(f"{mark}{name:<57} {row.trials:>6} {score:>12}  {row.verdict}")
+        return "\n".join(lines)
+
+
+class WorkMeter:
+    """Whether an iteration did what a usual one does, so that one that stopped early is not taken
+    for a fast one: optimizer steps are counted while tuning."""
+
+    #: Iterations in a row of another length after which that length is the usual one.
+    PATIENCE = 3
+
+    def __init__(self) -> None:
+        self._handle: torch.utils.hooks.RemovableHandle | None = None
+        self._steps = 0
+        self._usual: int | None = None
+        self._others = 0
+
+    def start(self) -> None:
+        """Count from here."""
+        self.stop()
+        self._steps = 0
+        self._handle = register_optimizer_step_post_hook(self._count)  # type: ignore[no-untyped-call]
+
+    def _count(self, *_: object) -> None:
+        self._steps += 1
+
+    def stop(self) -> bool:
+        """Whether the iteration since :meth:`start` was a usual one."""
+        if self._handle is None:
+            return True
+        self._handle.remove()
+        self._handle = None
+        if self._usual is None or self._steps == self._usual:
+            self._usual, self._others = self._steps, 0
+            return True
+        self._others += 1
+        if self._others >= self.PATIENCE:
+            self._usual, self._others = self._steps, 0
+        return False

@@ -71,9 +71,9 @@ class Report:
 class Chooser:
     """Drives the search, one iteration at a time.
 
-    ``candidates`` are tried in order; ``None`` among them stands for the user's own statements and is
-    the one that has to be beaten (the first candidate, when there is no ``None``). Ask :attr:`current`
-    which candidate the next iteration runs, then tell :meth:`record` what it took.
+    ``candidates`` are tried in order; ``None`` among them stands for the user's own statements and
+    is the one that has to be beaten (the first candidate, when there is no ``None``). Ask
+    :attr:`current` which candidate the next iteration runs, then tell :meth:`record` what it took.
 
     Args:
         candidates: the schedules, a handful.
@@ -146,6 +146,15 @@ class Chooser:
             trial, self._open = self._open, None
             self._finished(trial)
         if not self.settled and self._over_budget():
+            self._end_early()
+
+    def skip(self, seconds: float) -> None:
+        """An iteration that can't be compared with others took ``seconds`` of the budget."""
+        if self.settled:
+            return
+        self.spent_s += seconds
+        self.trips += 1
+        if self._over_budget():
             self._end_early()
 
     def failed(self, candidate: int, why: str) -> None:
@@ -248,7 +257,7 @@ class Chooser:
         return self.spent_s >= self.budget_s
 
     def _end_early(self) -> None:
-        """The budget is spent: eager, unless the champion has beaten it clearly on what was seen."""
+        """The budget is spent: eager, unless the champion has clearly beaten it so far."""
         seen = {c: statistics.median(t.score for t in ts) for c, ts in self.trials.items() if ts}
         champion = self.best
         if self.phase is Phase.SCREEN and seen:
