@@ -31,7 +31,7 @@ def make(context: Context) -> AbstractContextManager[Any]:
     Raises:
         KeyError: for a kind that :data:`CONTEXTS` does not have.
     """
-    words = dict(a for a in context.args if isinstance(a, tuple))
+    words: dict[str, Any] = dict(a for a in context.args if isinstance(a, tuple))
     args = [a for a in context.args if not isinstance(a, tuple)]
     return CONTEXTS[context.kind](*args, **words)
 

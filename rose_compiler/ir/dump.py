@@ -17,6 +17,7 @@ from rose_compiler.ir.dump_expr import (
     arguments,
     bare,
     constant,
+    is_infix,
     is_name,
     plain_call,
     unprintable,
@@ -228,7 +229,10 @@ class _Printer:
         elif is_call(node, BRANCH):
             self._branch(unit, indent, context)
         else:
-            self._line(indent, self._target(unit) + self._call(node) + self._marks(node), node)
+            call, marks = self._call(node), self._marks(node)
+            if marks and is_infix(node) and not call.startswith("operator."):
+                call = f"({call})"  # marks bind tighter than most operators
+            self._line(indent, self._target(unit) + call + marks, node)
 
     def _target(self, unit: _Unit) -> str:
         if unit.items is not None:

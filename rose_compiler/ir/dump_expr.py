@@ -129,6 +129,11 @@ def arguments(args: Any, kwargs: Mapping[str, Any], names: Names) -> str:
     return ", ".join(parts)
 
 
+def is_infix(node: fx.Node) -> bool:
+    """Whether a node calls an operator that may print as one."""
+    return node.op == "call_function" and (node.target in INFIX or node.target in PREFIX)
+
+
 def plain_call(node: fx.Node, names: Names) -> str:
     """A call of something that is no operation: operator, torch function or tensor method.
 

@@ -195,8 +195,10 @@ class Interpreter:
         return tuple(carried)
 
     def trip(self, loop: fx.Node, number: int, inputs: tuple[Any, ...]) -> Outcome:
-        """Run one trip of a loop on its index, carried and captured values; to be overridden by what
-        runs the trips of one loop in another way."""
+        """Run one trip of a loop on its index, carried and captured values.
+
+        To be overridden by what runs the trips of one loop in another way.
+        """
         return self.graph(LoopView(loop).graph, inputs)
 
     def _branch(self, node: fx.Node, env: Environment) -> Outcome:

@@ -7,6 +7,7 @@ from text has unbound operations, which passes and verifier accept and which rai
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -76,9 +77,9 @@ class Op:
         self.body = body
         self.source = source
         self.attributes: dict[str, Any] = dict(attributes or {})
-        # fx prints call_function targets by these.
-        self.__name__ = signature.name
-        self.__qualname__ = signature.name
+        # fx prints call_function targets by these, and takes some names for more than names
+        self.__name__ = re.sub(r"\W", "_", signature.name, flags=re.ASCII)
+        self.__qualname__ = self.__name__
         self.__module__ = __name__
 
     @property

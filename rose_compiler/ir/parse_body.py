@@ -131,7 +131,7 @@ class Body(Expressions):
                 self._unpack(statement, targets, expr)
             case ast.AnnAssign(target=ast.Name() as target, value=ast.expr() as expr):
                 self._assign(target, expr, statement.annotation)
-            case ast.Expr(value=ast.Call() | ast.BinOp() | ast.Subscript() as expr):
+            case ast.Expr(value=expr) if not isinstance(expr, ast.Yield):
                 self._node(expr, None)
             case _:
                 raise self.reader.error(statement, "this statement can't stand here")

@@ -1,0 +1,1 @@
+"""Tools for tests: generated and sample programs, comparisons, faults. May import every layer."""
