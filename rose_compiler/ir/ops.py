@@ -14,6 +14,8 @@ from typing import Any
 
 import torch.fx as fx
 
+from rose_compiler.ir import noise
+
 # What a node calls. "block": the user's own statements, kept as Python. "graph": straight-line torch,
 # traced to an fx graph of torch calls. "component": one call of a component (policy, simulator,
 # trainer). "step": a component call that advances a simulator. "builtin": the table at the end of this module.
@@ -189,6 +191,14 @@ def _randn(*args: Any) -> Any:
     return torch.randn(tuple(shape), dtype=dtype, device=device)
 
 
+_DRAWS = {f.__name__: f for f in (noise.normal, noise.uniform, noise.exponential)}
+
+
+def _draw(kind: str, shape: Any, parameters: Any, dtype: Any, device: Any) -> Any:
+    made: Any = _DRAWS[kind]
+    return made(shape, *parameters, dtype=dtype, device=device)
+
+
 def _merge(env: Any, *results: Any) -> Any:
     return env.merge(list(results))
 
@@ -203,6 +213,14 @@ RANDN = _builtin(
     reads=(RNG := "rng:torch",),
     writes=(RNG,),
     impl=_randn,
+)
+DRAW = _builtin(
+    "draw_noise",
+    ("kind", "shape", "parameters", "dtype", "device"),
+    "any other draw of the whole batch: a function of rose_compiler.ir.noise by name",
+    reads=(RNG,),
+    writes=(RNG,),
+    impl=_draw,
 )
 SHARD = _builtin(
     "shard", ("env", "index"), "one independent shard of a simulator: env.shards()[index]"
