@@ -6,7 +6,7 @@ import functools
 import os
 import signal
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -18,7 +18,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 class Walk(gymnasium.Env):
     """A random walk that ends at random, with infos of every kind gymnasium can merge."""
 
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
 
     def __init__(self, index: int = 0, limit: int = 12) -> None:
         self.index = index

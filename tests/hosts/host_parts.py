@@ -1,0 +1,146 @@
+"""Components for the tests of hosts, importable in worker processes."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+
+class Refusing(Exception):
+    """Pickles well and fails to unpickle."""
+
+    def __init__(self, one: str, two: int) -> None:
+        super().__init__(one)
+        self.two = two
+
+
+class Part:
+    """A component with state that shows order, and every way to fail."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.value = start
+        self.closed_into: Any = None
+        self.memory: mmap.mmap | None = None
+
+    def add(self, amount: int, *, times: int = 1) -> int:
+        self.value += amount * times
+        return self.value
+
+    def nothing(self) -> None:
+        return None
+
+    def text(self) -> bytes:
+        return b"raw \x00 bytes"
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def fail(self, what: str) -> None:
+        if what == "value":
+            raise ValueError("wrong value")
+        if what == "refusing":
+            raise Refusing("no way", 2)
+        if what == "exit":
+            sys.exit(4)
+        if what == "unpicklable":
+            error = RuntimeError("holds a lock")
+            error.lock = threading.Lock()  # type: ignore[attr-defined]
+            raise error
+
+    def lock(self) -> Any:
+        return threading.Lock()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def loaded(self) -> list[str]:
+        return [name for name in ("torch", "numpy", "gymnasium") if name in sys.modules]
+
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    def die(self, number: int = signal.SIGKILL) -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(30)
+
+    def leave(self, status: int) -> None:
+        os._exit(status)
+
+    def sleep(self, seconds: float) -> float:
+        time.sleep(seconds)
+        return seconds
+
+    def spin(self) -> None:
+        while True:
+            pass
+
+    def thread(self) -> str:
+        return threading.current_thread().name
+
+    def torch_threads(self) -> int:
+        import torch
+
+        return torch.get_num_threads()
+
+    def attach(self, memory: mmap.mmap, length: int) -> int:
+        self.memory = memory
+        return length
+
+    def double(self) -> None:
+        view = np.frombuffer(self.memory, np.float64)  # type: ignore[arg-type]
+        view *= 2
+
+    def fork_and_die(self) -> None:
+        """End, leaving a child behind that holds this process's descriptors."""
+        if os.fork() == 0:
+            time.sleep(20)
+            os._exit(0)
+        os._exit(7)
+
+
+class Closing(Part):
+    """Writes a file when it is closed."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    def close(self) -> None:
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write("closed\n")
+
+
+class BadClose(Part):
+    def close(self) -> None:
+        raise OSError("can't be closed")
+
+
+def light() -> LightPart:
+    return LightPart()
+
+
+class LightPart:
+    """Says what its process has loaded; this module has loaded numpy."""
+
+    def loaded(self) -> list[str]:
+        return [name for name in ("torch", "gymnasium") if name in sys.modules]
+
+
+def failing_factory() -> Part:
+    raise KeyError("no such robot")
+
+
+def dying_factory() -> Part:
+    os._exit(9)
+
+
+def sleeping_factory() -> Part:
+    time.sleep(60)
+    return Part()
