@@ -80,6 +80,11 @@ class Recorder(Hooks):
         elif len(self.record.results[node]) < KEEP:
             self.record.results[node].append(result)
 
+    def value(self, node: fx.Node, value: Any) -> None:
+        if node.op == "placeholder" and facts.get(node).spec is None and not is_state(node):
+            if value is not UNBOUND:
+                facts.put(node, spec=spec_of(value))
+
     def _leaves(self, args: tuple[Any, ...]) -> list[str]:
         found: dict[str, None] = {}
         for value in args:
