@@ -147,7 +147,7 @@ class TestRefusals:
 
     def test_a_form_that_is_not_equal(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The probe must catch a rewrite that gives other bits."""
-        from rose_compiler.frontend import draws
+        from rose_compiler.ir import draws
 
         rule = draws._as_drawn("uniform", 0)
         monkeypatch.setitem(draws._RULES, torch.randn_like, rule)
