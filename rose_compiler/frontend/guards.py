@@ -67,9 +67,7 @@ class Guards:
                 states[root] = current()
         return Arguments(values, states, {name: given[name] for name in self.constants})
 
-    def check(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: Arguments
-    ) -> str | None:
+    def check(self, arguments: Arguments) -> str | None:
         """What no longer holds, in the user's names; ``None`` when everything does."""
         if self.modes != current_modes():
             return f"torch's modes changed: {_difference(self.modes, current_modes())}"
