@@ -9,32 +9,27 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch.fx as fx
 
 from rose_compiler.base.errors import VerifyError, fail
-from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
+from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.ir import bodies, facts, motion, program
 from rose_compiler.ir.deps import Dependences, place, title
-from rose_compiler.ir.ops import BUILTINS, STATE, Op
+from rose_compiler.ir.ops import BRANCH, BUILTINS, LOOP, STATE, Op
 from rose_compiler.ir.program import Builder, LoopView, Program, Value, is_call, is_item
+from rose_compiler.ir.reporter import Fuel as Fuel
+from rose_compiler.ir.reporter import Reporter
 from rose_compiler.ir.site import LoopBuilder as LoopBuilder
 from rose_compiler.ir.site import Site
 
 #: Facts that say where or how fast a node runs, not what it is: changing them is no rewrite.
-_PLACEMENT = frozenset({"slot", "cost", "spec"})
+_PLACEMENT = frozenset({"slot", "cost"})
+_OBSERVED = _PLACEMENT | {"spec"}
 
 
-@dataclass
-class Fuel:
-    """How many rewrites may still be applied; ``None``: any number. Shared between passes."""
-
-    left: int | None = None
-
-
-class Rewriter:
+class Rewriter(Reporter):
     """Changes one program on behalf of one pass.
 
     ``fuel`` limits how many rewrites may be applied: a pass asks :meth:`spend` before each, and
@@ -49,12 +44,9 @@ class Rewriter:
         fuel: Fuel | int | None = None,
         context: Any = None,
     ) -> None:
+        super().__init__(log, pass_name, fuel)
         self.program = of
-        self.log = log
-        self.pass_name = pass_name
-        self.fuel = fuel if isinstance(fuel, Fuel) else Fuel(fuel)
         self.context = context
-        self.rewrites = 0
         self._deps: Dependences | None = None
 
     # -- questions
@@ -66,10 +58,6 @@ class Rewriter:
             self._deps = Dependences(self.program)
         return self._deps
 
-    def spend(self) -> bool:
-        """Whether one more rewrite may be applied."""
-        return self.fuel.left is None or self.fuel.left > 0
-
     def owner(self, graph: fx.Graph) -> fx.Node | None:
         """The loop or branch that a body belongs to; ``None`` for the root graph.
 
@@ -77,32 +65,6 @@ class Rewriter:
             ValueError: when the graph belongs to no body of the program.
         """
         return bodies.owner(self.program, graph)
-
-    # -- remarks
-
-    def applied(
-        self, node: fx.Node, why: str, code: str | None = None, gain: float | None = None
-    ) -> None:
-        """Report a rewrite that was done, and count it. ``gain`` in seconds an iteration."""
-        self.rewrites += 1
-        if self.fuel.left is not None:
-            self.fuel.left -= 1
-        where = place(node)
-        self.log.add(
-            Remark(
-                "applied",
-                self.pass_name,
-                (where,) if where else (),
-                code or self.pass_name,
-                why,
-                gain=gain,
-            )
-        )
-
-    def missed(self, node: fx.Node, blocker: Blocker) -> None:
-        """Report a rewrite that was not done, and what was in the way."""
-        where = place(node)
-        self.log.add(Remark.from_blocker(self.pass_name, blocker, (where,) if where else ()))
 
     # -- making nodes
 
@@ -196,7 +158,10 @@ class Rewriter:
         bodies.rename(copy, renamed)
         if is_call(node) and not is_call(node, STATE) and facts.get(node).state.startswith("%"):
             facts.put(copy, state=bodies.fresh_state(self.program, f"%{copy.name}"))
-        bodies.sync(copy)
+        if is_call(copy, LOOP) or is_call(copy, BRANCH):
+            self._inline(copy)
+            bodies.merge_captured(copy)
+            bodies.sync(copy)
         self._changed()
         return copy
 
@@ -205,8 +170,9 @@ class Rewriter:
     def set_facts(self, node: fx.Node, **changes: Any) -> None:
         """Change some facts of a node."""
         facts.put(node, **changes)
-        if not changes.keys() <= _PLACEMENT:
+        if not changes.keys() <= _OBSERVED:
             facts.put(node, origin=facts.get(node).origin.stamped(self.pass_name))
+        if not changes.keys() <= _PLACEMENT:
             self._changed()
 
     def replace(
@@ -221,11 +187,12 @@ class Rewriter:
         for user in list(node.users if users is None else users):
             if user is value:
                 continue
-            if not isinstance(value, fx.Node) and bodies.captures(user, node):
-                self._inline(user, node, value)
+            captured = bodies.captures(user, node)
             user.args = fx.node.map_arg(user.args, lambda n: value if n is node else n)
             user.kwargs = fx.node.map_arg(user.kwargs, lambda n: value if n is node else n)
-            if isinstance(value, fx.Node) and bodies.captures(user, value):
+            if captured and not isinstance(value, fx.Node):
+                self._inline(user)
+            elif captured:
                 bodies.merge_captured(user)
                 bodies.sync(user)
             if user.op != "output":
@@ -255,13 +222,15 @@ class Rewriter:
 
         Raises:
             VerifyError: when a dependence holds it where it is.
-            ValueError: when the place is in another body, or not exactly one is given.
+            ValueError: when the place is none of this body, or not exactly one is given.
         """
         anchor = before if before is not None else after
         if anchor is None or (before is not None and after is not None):
             raise ValueError("exactly one of before= and after= is needed")
         if anchor.graph is not node.graph:
             raise ValueError(f"{anchor} is in another body than {node}")
+        if anchor.op == "placeholder" or (anchor.op == "output" and before is None):
+            raise ValueError(f"nothing stands beside {anchor} there")
         if anchor is node:
             return
         if edge := motion.crossed(self.deps, node, anchor, behind=before is None):
@@ -289,20 +258,21 @@ class Rewriter:
             raise ValueError(f"{node} is not directly in the body of {loop.label}")
         if pinned := motion.pinned(self.deps, node):
             raise self._illegal(node, *pinned)
-        outside = {used: self._outside(loop, used) for used in node.all_input_nodes}
+        for used in node.all_input_nodes:
+            if is_call(used, STATE):
+                self.hoist(used, out_of=loop)
+        outside = {used: self._outside(loop, node, used) for used in node.all_input_nodes}
         moved = self._lifted(loop, node, outside)
         self.replace(node, self.import_value(loop.node, moved))
         self.erase(node)
         return moved
 
-    def _outside(self, loop: LoopView, used: fx.Node) -> Value:
+    def _outside(self, loop: LoopView, node: fx.Node, used: fx.Node) -> Value:
         if used in loop.captured_params:
             return loop.outer(used)
-        if is_call(used, STATE):
-            return self.hoist(used, out_of=loop)
         if used.op == "get_attr":
             return used
-        raise self._illegal(loop.node, used, f"{used} varies from trip to trip")
+        raise self._illegal(node, used, f"{used} varies from trip to trip")
 
     def _lifted(self, loop: LoopView, node: fx.Node, outside: dict[fx.Node, Value]) -> fx.Node:
         moved = self.clone(node, outside, before=loop.node)
@@ -404,13 +374,15 @@ class Rewriter:
         stamped = known.get("origin", source.origin).stamped(self.pass_name)
         facts.put(node, **{"context": source.context, **known, "origin": stamped})
 
-    def _inline(self, owner: fx.Node, outer: fx.Node, value: Value) -> None:
-        """Let a body use a constant where it captured a node."""
+    def _inline(self, owner: fx.Node) -> None:
+        """Let bodies use constants where their owner captures them."""
         for graph in bodies.graphs_of(owner):
-            param = bodies.captured_param(owner, outer, graph)
-            self.replace(param, value)
-            graph.erase_node(param)
-        captured = tuple(n for n in owner.args[3] if n is not outer)  # type: ignore[union-attr]
+            params = bodies.captured_params(owner, graph)
+            for param, outer in zip(params, owner.args[3], strict=True):  # type: ignore[arg-type]
+                if not isinstance(outer, fx.Node):
+                    self.replace(param, outer)
+                    graph.erase_node(param)
+        captured = tuple(n for n in owner.args[3] if isinstance(n, fx.Node))  # type: ignore[union-attr]
         owner.args = (*owner.args[:3], captured)
 
     def _changed(self) -> None:

@@ -238,7 +238,9 @@ class Scope:
         elif any(is_call(node, view) for view in _VIEWS):
             yield from nodes_in(node.args[:1])
         elif is_item(node) and isinstance(node.args[0], fx.Node):
-            of, position = node.args[0], node.args[1]
+            of, position = self.resolve(node.args[0]), node.args[1]
+            if not isinstance(of, fx.Node):
+                return
             if is_call(of, LOOP) and isinstance(position, int):
                 yield from nodes_in(LoopView(of).carried_init[position : position + 1])
                 yield from self._handed(of, position)

@@ -45,7 +45,7 @@ def step(a, env): ...
 @op()
 def opaque(x): ...
 @op(reads=["rng:torch"], writes=["rng:torch"])
-def draw(): ...
+def sample(): ...
 @op(reads=[], writes=["host"])
 def log(x): ...
 @op(reads=[], writes=[])
@@ -306,7 +306,7 @@ def all_of(b): ...
 def test_unknown_effects_conflict_with_everything() -> None:
     p = program(
         OPS,
-        "def f(x, *, s):\n    d = draw()\n    o = opaque(x)\n    r = read(s)\n    h = log(x)\n"
+        "def f(x, *, s):\n    d = sample()\n    o = opaque(x)\n    r = read(s)\n    h = log(x)\n"
         "    return 0",
     )
     pairs = {e.split(" ")[0] for e in edges(p)}
@@ -316,7 +316,7 @@ def test_unknown_effects_conflict_with_everything() -> None:
 def test_draws_and_host_writes_keep_their_order() -> None:
     p = program(
         OPS,
-        "def f(x):\n    a = draw()\n    h = log(x)\n    b = draw()\n    k = log(x)\n    return 0",
+        "def f(x):\n    a = sample()\n    h = log(x)\n    b = sample()\n    k = log(x)\n    return 0",
     )
     assert {e for e in edges(p) if "output" in e} == {
         "a->b output rng:torch 0",

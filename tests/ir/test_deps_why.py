@@ -35,7 +35,7 @@ def step(a, env): ...
 @op()
 def opaque(x): ...
 @op(reads=["rng:torch"], writes=["rng:torch"])
-def draw(): ...
+def sample(): ...
 @op(reads=[], writes=["host"])
 def log(x): ...
 @op(reads=[], writes=[])
@@ -56,8 +56,8 @@ def f(x0, *, params, env, s):
         yield o
     u = write(params)
     g = read(s)
-    d = draw()
-    e = draw()
+    d = sample()
+    e = sample()
     return 0
 """
 
