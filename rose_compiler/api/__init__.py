@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from rose_compiler.api.compiled import Compiled
 from rose_compiler.api.options import make_options
 
 __all__ = ["Compiled", "compile"]
-
-
-@overload
-def compile(fn: Callable[..., Any], **options: Any) -> Compiled: ...
-
-
-@overload
-def compile(**options: Any) -> Callable[[Callable[..., Any]], Compiled]: ...
 
 
 def compile(
@@ -37,9 +29,10 @@ def compile(
 
     Args:
         fn: one training iteration, or the whole loop over iterations, as plain Python.
-        numerics: ``"bitwise"`` gives every bit as eager execution; ``"close"`` lets batches be tiled
+        numerics: ``"bitwise"`` gives every bit as eager execution; ``"close"`` lets batches be
+        tiled
             where each rewritten operation agrees with eager to ``rtol=1e-5`` on the same inputs.
-        staleness: bounded staleness of a named state; 0, fully synchronous, is what there is so far.
+        staleness: bounded staleness of a named state; 0, fully synchronous, is all there is so far.
         passes: the passes to run, in order; the package's own pipeline by default.
         backend: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         tune: try several schedules on real iterations and keep the fastest; ``False`` takes the

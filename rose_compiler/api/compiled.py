@@ -29,12 +29,16 @@ register(
 
 
 class Compiled:
-    """A compiled function. Call it like the original; look inside with :meth:`explain` and the others.
+    """A compiled function. Call it like the original; look inside with :meth:`explain` and the
+    others.
 
     The first call captures the function for its arguments and runs it in program order, which is a
-    real training iteration. Calls after it run schedules; with ``tune=True`` several are tried, each
-    on real iterations, until one is settled on. :attr:`settled` says so.
+    real training iteration. Calls after it run schedules; with ``tune=True`` several are tried,
+    each on real iterations, until one is settled on. :attr:`settled` says so.
     """
+
+    __name__: str
+    __qualname__: str
 
     def __init__(self, fn: Any, options: Options) -> None:
         source.read(fn)  # refuse at once what can never be compiled
@@ -89,9 +93,9 @@ class Compiled:
         if len(self._recaptures) == MAX_RECAPTURES + 1:
             culprits = sorted(set(self._recaptures), key=self._recaptures.count, reverse=True)[:3]
             warnings.warn(
-                f"rose_compiler captured {self.__name__} {len(self._recaptures)} times; what kept changing: "  # type: ignore[attr-defined]
-                + "; ".join(culprits),
-                stacklevel=3,
+                f"rose_compiler captured {self.__name__} {len(self._recaptures)} times; "
+                f"what kept changing: {'; '.join(culprits)}",
+                stacklevel=4,
             )
 
     @property
@@ -118,12 +122,12 @@ class Compiled:
 
     @property
     def decision(self) -> Decision:
-        """The schedule in force. ``decision.save(path)`` writes it for ``compile(..., tune=path)``."""
+        """The schedule in force; ``decision.save(path)`` is for ``compile(..., tune=path)``."""
         return self._require().unit.tuning().best
 
     def ir(self, after: str | None = None) -> str:
-        """The program as text: as captured (``"captured"``), or after a pass of the schedule in force;
-        after the last one by default.
+        """The program as text: as captured (``"captured"``), or after a pass of the schedule in
+        force, the last one by default.
 
         Raises:
             ConfigError: when no pass of that name ran.
@@ -160,7 +164,7 @@ class Compiled:
         log = RemarkLog()
         log.extend(self._log)
         log.extend(self._schedule().history.remarks)
-        parts = [f"{self.__name__}: {tuning.summary()}", log.render(width)]  # type: ignore[attr-defined]
+        parts = [f"{self.__name__}: {tuning.summary()}", log.render(width)]
         table = tuning.table()
         if table:
             parts.insert(1, table)
@@ -203,7 +207,7 @@ class Compiled:
         if self._last is None or not self._last.unit.recorded:
             raise fail(
                 "not-called",
-                f"{self.__name__} was not called yet, so nothing of it is known",  # type: ignore[attr-defined]
+                f"{self.__name__} was not called yet, so nothing of it is known",
             )
         return self._last
 
@@ -212,4 +216,4 @@ class Compiled:
         return unit.build(unit.tuning().best)
 
     def __repr__(self) -> str:
-        return f"<rose_compiler.compile of {self.__qualname__}>"  # type: ignore[attr-defined]
+        return f"<rose_compiler.compile of {self.__qualname__}>"

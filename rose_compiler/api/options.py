@@ -17,7 +17,9 @@ _BACKENDS = ("auto", "cpu", "cuda")
 
 @dataclass(frozen=True)
 class Options:
-    """Checked options of one compiled function. ``decision`` is given when nothing is to be tuned."""
+    """Checked options of one compiled function. ``decision`` is given when nothing is to be
+    tuned.
+    """
 
     numerics: Numerics = "close"
     staleness: int = 0

@@ -12,6 +12,7 @@ from rose_compiler.ir.contexts import entered
 from rose_compiler.ir.ops import STATE
 from rose_compiler.ir.program import Program, is_call, is_state, op_of
 from rose_compiler.ir.scope import Scope
+from rose_compiler.passes.base import Verdict
 from rose_compiler.runtime.probe import probe_tile
 
 _DTYPES = {
@@ -39,16 +40,16 @@ class Prober:
     def __init__(self, program: Program, examples: dict[str, Any]) -> None:
         self.program = program
         self.examples = examples
-        self._seen: dict[tuple[Any, ...], str] = {}
+        self._seen: dict[tuple[Any, ...], Verdict] = {}
 
-    def __call__(self, node: fx.Node, rows: tuple[int, ...]) -> str:
+    def __call__(self, node: fx.Node, rows: tuple[int, ...]) -> Verdict:
         op = op_of(node)
         key = (id(op), rows, torch.get_num_threads())
         if key not in self._seen:
             self._seen[key] = self._probe(node, rows)
         return self._seen[key]
 
-    def _probe(self, node: fx.Node, rows: tuple[int, ...]) -> str:
+    def _probe(self, node: fx.Node, rows: tuple[int, ...]) -> Verdict:
         op = op_of(node)
         axes = op.signature.separable()
         total = sum(rows)

@@ -227,7 +227,9 @@ class Specialization:
 
 
 class _Trips(interp.Interpreter):
-    """Runs a whole training loop: the unit for each trip, what stands around it in program order."""
+    """Runs a whole training loop: the unit for each trip, what stands around it in program
+    order.
+    """
 
     def __init__(self, of: Specialization, arguments: Arguments, runtime: Runtime) -> None:
         super().__init__(interp.Hooks())

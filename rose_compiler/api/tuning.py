@@ -150,7 +150,7 @@ class WorkMeter:
         """Count from here."""
         self.stop()
         self._steps = 0
-        self._handle = register_optimizer_step_post_hook(self._count)  # type: ignore[no-untyped-call]
+        self._handle = register_optimizer_step_post_hook(self._count)
 
     def _count(self, *_: object) -> None:
         self._steps += 1

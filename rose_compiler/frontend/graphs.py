@@ -78,7 +78,9 @@ def find_runs(graph: fx.Graph, record: Record) -> list[Run]:
 
 
 def traceable(node: fx.Node, record: Record) -> bool:
-    """Whether one operation may be part of a graph: torch only, nothing written but the generator."""
+    """Whether one operation may be part of a graph: torch only, nothing written but the
+    generator.
+    """
     if not is_call(node) or node not in record.examples:
         return False
     op = op_of(node)
@@ -133,12 +135,11 @@ def _replace(program: Program, run: Run, record: Record, rewriter: Rewriter) -> 
                 continue
             if is_state(argument):
                 states[argument] = value
-            elif argument not in members and not (
-                is_item(argument) and argument.args[0] in members
-            ):
-                if argument not in examples:
-                    inputs.append(argument)
-                    examples[argument] = value
+                continue
+            inside = argument in members or (is_item(argument) and argument.args[0] in members)
+            if not inside and argument not in examples:
+                inputs.append(argument)
+                examples[argument] = value
     names = _names(inputs)
     lifted = dict(record.names.tensors)
     traced = trace(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,8 +31,8 @@ class Guards:
     """The assumptions of one captured program. :meth:`check` answers what changed, or ``None``.
 
     A state root may be another object of the same make at the next call (a new buffer, say): the
-    program holds no object itself. What must stay is how the roots are built: the same names for the
-    same things, of the same shapes.
+    program holds no object itself. What must stay is how the roots are built: the same names for
+    the same things, of the same shapes.
     """
 
     captured: Captured

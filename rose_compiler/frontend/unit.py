@@ -33,9 +33,9 @@ def _steps(graph: fx.Graph) -> bool:
 def one_trip(program: Program, node: fx.Node) -> Program:
     """The body of a loop as a program of its own.
 
-    Its values are the loop's index, then what it carries, then the values it captures; it returns the
-    next carried values and, last, whether the loop is to be left. The body stands in a loop of one
-    trip, so that its exits keep their meaning.
+    Its values are the loop's index, then what it carries, then the values it captures; it returns
+    the next carried values and, last, whether the loop is to be left. The body stands in a loop of
+    one trip, so that its exits keep their meaning.
     """
     view = LoopView(node)
     root = Builder()
@@ -45,7 +45,11 @@ def one_trip(program: Program, node: fx.Node) -> Program:
     def value(param: fx.Node) -> None:
         known = facts.get(param)
         made = root.placeholder(
-            param.name, "value", spec=known.spec, alias=known.alias, maybe_unbound=known.maybe_unbound
+            param.name,
+            "value",
+            spec=known.spec,
+            alias=known.alias,
+            maybe_unbound=known.maybe_unbound,
         )
         inputs[param] = made
         values.append(made.name)
@@ -80,7 +84,11 @@ def one_trip(program: Program, node: fx.Node) -> Program:
     for param in view.carried:
         known = facts.get(param)
         inner[param] = body.placeholder(
-            param.name, "carried", spec=known.spec, alias=known.alias, maybe_unbound=known.maybe_unbound
+            param.name,
+            "carried",
+            spec=known.spec,
+            alias=known.alias,
+            maybe_unbound=known.maybe_unbound,
         )
     body.placeholder("broke", "carried")
     for param in (view.index, *view.captured_params):
@@ -108,7 +116,9 @@ def one_trip(program: Program, node: fx.Node) -> Program:
     )
 
 
-def _copy_body(view: LoopView, program: Program, body: Builder, inner: dict[fx.Node, Any]) -> tuple[Any, ...]:
+def _copy_body(
+    view: LoopView, program: Program, body: Builder, inner: dict[fx.Node, Any]
+) -> tuple[Any, ...]:
     """Copy the operations of a loop's body; the values it hands on, with "not left" last."""
     for old in view.graph.nodes:
         if old.op == "placeholder":
