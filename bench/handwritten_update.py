@@ -1,15 +1,25 @@
-"""The update of `bench.loops.iteration` in straight lines: no distribution object, one gather an
-epoch, and the KL estimate only where the loop reads it."""
+"""The update of `bench.loops.iteration` in straight lines, for H: no distribution object, one
+gather an epoch, and the estimate of the KL divergence only where the loop reads it."""
 
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from bench.loops import Agent, Buffers, Config
 
 HALF_LOG_2PI = 0.9189385332046727
 
 
-def lean_update(agent, optimizer, buf, cfg, advantages, returns):
+def lean_update(
+    agent: Agent,
+    optimizer: torch.optim.Optimizer,
+    buf: Buffers,
+    cfg: Config,
+    advantages: Tensor,
+    returns: Tensor,
+) -> dict[str, float]:
+    """Epochs of minibatches over the buffers; what the loop reports of the last one."""
     data = (
         buf.obs.reshape(cfg.batch, -1),
         buf.actions.reshape(cfg.batch, -1),
@@ -19,7 +29,7 @@ def lean_update(agent, optimizer, buf, cfg, advantages, returns):
     )
     size = cfg.batch // cfg.minibatches
     params = list(agent.parameters())
-    updates = 0
+    stats: dict[str, float] = {}
     for _epoch in range(cfg.epochs):
         order = torch.randperm(cfg.batch)
         shuffled = [x[order] for x in data]
@@ -41,22 +51,22 @@ def lean_update(agent, optimizer, buf, cfg, advantages, returns):
                 p.grad = g
             nn.utils.clip_grad_norm_(params, cfg.max_grad_norm)
             optimizer.step()
-            updates += 1
         with torch.no_grad():
-            approx_kl = ((ratio - 1) - logratio).mean().item()
-        if approx_kl > cfg.target_kl:
+            kl = ((ratio - 1) - logratio).mean().item()
+        stats = {"kl": kl, "pg_loss": pg_loss.item(), "v_loss": v_loss.item()}
+        if kl > cfg.target_kl:
             break
-    return {
-        "kl": approx_kl,
-        "pg_loss": pg_loss.item(),
-        "v_loss": v_loss.item(),
-        "updates": float(updates),
-    }
+    return stats
 
 
 @torch.no_grad()
-def lean_gae(agent, buf, cfg, next_obs, next_done):
-    """The recurrence over time in Python floats where one environment makes tensors too small."""
+def lean_gae(
+    agent: Agent, buf: Buffers, cfg: Config, next_obs: Tensor, next_done: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns, both (steps, environments).
+
+    With one environment the recurrence runs over Python numbers: tensors of one element cost more.
+    """
     next_value = agent.get_value(next_obs).view(1, -1)
     following = torch.cat([buf.values[1:], next_value])
     alive = 1.0 - torch.cat([buf.dones[1:], next_done.view(1, -1)])

@@ -1,24 +1,30 @@
 """PPO on HalfCheetah as a researcher writes it: the input of the compiler and the baseline E0.
 
-`make(shape)` builds agent, optimizer, simulator and buffers of one of the four shapes; `iteration`
-is one PPO iteration over them, a plain function.
+`make(SHAPES["c"])` builds agent, optimizer, simulator and buffers of one of the four shapes;
+`iteration` is one PPO iteration over them, a plain function.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
+from bench.envs import ACT, OBS, Hosts, make_envs
+from rose_compiler.sim import ShardedEnv
+
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes and hyperparameters of one PPO run; rates are per iteration, sizes in rows."""
+    """Sizes and hyperparameters of one PPO run; rates are per update, sizes in rows.
+
+    Without epochs an iteration collects and does not train.
+    """
 
     num_envs: int
     num_steps: int
@@ -26,10 +32,9 @@ class Config:
     layers: int
     epochs: int
     minibatches: int
-    shards: tuple[int, ...]
-    hosts: str = "process"
-    simulator: str = "gymnasium"
-    frame_skips: tuple[int, ...] = ()
+    shards: int
+    hosts: Hosts = "process"
+    simulator: Literal["gymnasium", "envpool"] = "gymnasium"
     gamma: float = 0.99
     gae_lambda: float = 0.95
     clip: float = 0.2
@@ -46,10 +51,10 @@ class Config:
 
 
 SHAPES: dict[str, Config] = {
-    "a": Config(1, 2048, 64, 2, 10, 32, (1,), hosts="inline"),
-    "b": Config(64, 32, 512, 3, 1, 4, (16,) * 4, hosts="inline", simulator="envpool"),
-    "c": Config(32, 64, 256, 2, 2, 8, (16,) * 2),
-    "d": Config(64, 32, 512, 3, 1, 4, (32,) * 2),
+    "a": Config(1, 2048, 64, 2, 10, 32, 1, hosts="inline"),
+    "b": Config(64, 32, 512, 3, 1, 4, 4, hosts="inline", simulator="envpool"),
+    "c": Config(32, 64, 256, 2, 2, 8, 2),
+    "d": Config(64, 32, 512, 3, 1, 4, 2),
 }
 
 
@@ -79,7 +84,8 @@ class Agent(nn.Module):
 
     def get_value(self, obs: Tensor) -> Tensor:
         """State values, shape (rows, 1)."""
-        return self.critic(obs)
+        value: Tensor = self.critic(obs)
+        return value
 
     def get_action_and_value(
         self, obs: Tensor, action: Tensor | None = None
@@ -155,7 +161,7 @@ def iteration(
     b_advantages = advantages.reshape(-1)
     b_returns = returns.reshape(-1)
     size = cfg.batch // cfg.minibatches
-    updates = 0
+    stats: dict[str, float] = {}
     for _epoch in range(cfg.epochs):
         order = torch.randperm(cfg.batch)
         for start in range(0, cfg.batch, size):
@@ -177,16 +183,13 @@ def iteration(
             loss.backward()
             nn.utils.clip_grad_norm_(agent.parameters(), cfg.max_grad_norm)
             optimizer.step()
-            updates += 1
-        if approx_kl.item() > cfg.target_kl:
+        stats = {"kl": approx_kl.item(), "pg_loss": pg_loss.item(), "v_loss": v_loss.item()}
+        if stats["kl"] > cfg.target_kl:
             break
-    stats = {
-        "kl": approx_kl.item(),
-        "pg_loss": pg_loss.item(),
-        "v_loss": v_loss.item(),
-        "updates": float(updates),
-    }
     return next_obs, next_done, stats
+
+
+Iteration = Callable[..., tuple[Tensor, Tensor, dict[str, float]]]
 
 
 @dataclass
@@ -196,21 +199,21 @@ class Setup:
     cfg: Config
     agent: Agent
     optimizer: torch.optim.Optimizer
-    envs: Any
+    envs: ShardedEnv
     buf: Buffers
     next_obs: Tensor
     next_done: Tensor
     log: list[float] = field(default_factory=list)
     stats: dict[str, float] = field(default_factory=dict)
 
-    def run(self, fn: Callable[..., Any]) -> None:
+    def run(self, fn: Iteration, cfg: Config | None = None) -> None:
         """Advance the training by one call of `fn`, which has the signature of `iteration`."""
         self.next_obs, self.next_done, self.stats = fn(
             self.agent,
             self.optimizer,
             self.envs,
             self.buf,
-            self.cfg,
+            cfg or self.cfg,
             self.log,
             self.next_obs,
             self.next_done,
@@ -222,14 +225,24 @@ class Setup:
 
 
 def make(
-    shape: str | Config, seed: int = 1, shards: tuple[int, ...] | None = None, threads: int = 1
+    cfg: Config,
+    seed: int = 1,
+    *,
+    shards: int | None = None,
+    hosts: Hosts | None = None,
+    threads: int = 1,
 ) -> Setup:
-    """Build a training run of one shape; everything random in it derives from `seed`."""
-    from bench.handwritten_envs import ACT, OBS, make_envs
+    """Build a training run; everything random in it derives from `seed`.
 
-    cfg = SHAPES[shape] if isinstance(shape, str) else shape
+    `shards` and `hosts` replace the configuration's; `threads` are those of an EnvPool shard.
+    """
     envs = make_envs(
-        cfg.simulator, cfg.hosts, shards or cfg.shards, seed, cfg.frame_skips, threads
+        cfg.simulator,
+        cfg.num_envs,
+        shards or cfg.shards,
+        hosts=hosts or cfg.hosts,
+        seed=seed,
+        threads=threads,
     )
     torch.manual_seed(seed)
     before = torch.get_num_threads()
@@ -237,7 +250,8 @@ def make(
     agent = Agent(OBS, ACT, cfg.hidden, cfg.layers)
     torch.set_num_threads(before)
     optimizer = torch.optim.Adam(agent.parameters(), lr=cfg.lr, eps=1e-5)
-    next_obs = torch.as_tensor(envs.reset(), dtype=torch.float32)
+    obs, _ = envs.reset(seed=seed if cfg.simulator == "gymnasium" else None)
+    next_obs = torch.as_tensor(obs, dtype=torch.float32)
     return Setup(
         cfg, agent, optimizer, envs, Buffers(cfg, OBS, ACT), next_obs, torch.zeros(cfg.num_envs)
     )

@@ -1,0 +1,54 @@
+"""Simulators of the benchmark shapes. Worker processes import this module: no torch here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from rose_compiler.sim import ShardedEnv
+
+if TYPE_CHECKING:
+    import gymnasium
+
+Hosts = Literal["inline", "thread", "process"]
+
+OBS, ACT = 17, 6
+
+
+def make_env() -> gymnasium.Env[Any, Any]:
+    """HalfCheetah with the usual wrappers of continuous control.
+
+    Normalizers belong to each environment, so that environments stay independent.
+    """
+    import gymnasium as gym
+
+    env: Any = gym.make("HalfCheetah-v5")
+    env = gym.wrappers.RecordEpisodeStatistics(env)
+    env = gym.wrappers.ClipAction(env)
+    env = gym.wrappers.NormalizeObservation(env)
+    env = gym.wrappers.TransformObservation(
+        env, lambda obs: np.clip(obs, -10, 10), env.observation_space
+    )
+    env = gym.wrappers.NormalizeReward(env, gamma=0.99)
+    return gym.wrappers.TransformReward(env, lambda reward: np.clip(float(reward), -10, 10))
+
+
+def make_envs(
+    simulator: Literal["gymnasium", "envpool"],
+    num_envs: int,
+    shards: int,
+    *,
+    hosts: Hosts = "inline",
+    seed: int = 1,
+    threads: int = 1,
+) -> ShardedEnv:
+    """`num_envs` environments in `shards` even shards.
+
+    An EnvPool steps in `threads` threads of its own for each shard, whatever the hosts.
+    """
+    if simulator == "envpool":
+        return ShardedEnv.envpool(
+            "HalfCheetah-v4", num_envs, shards, seed=seed, num_threads=threads
+        )
+    return ShardedEnv.split([make_env] * num_envs, shards=shards, hosts=hosts)
