@@ -70,7 +70,15 @@ def make_block_function(
     top: ast.stmt = function
     if owner is not None:  # the compiler mangles private names inside a class of that name
         top = ast.ClassDef(
-            name=owner, bases=[], keywords=[], body=[function], decorator_list=[], lineno=first
+            name=owner,
+            bases=[],
+            keywords=[],
+            body=[function],
+            decorator_list=[],
+            lineno=first,
+            col_offset=0,
+            end_lineno=last,
+            end_col_offset=0,
         )
     module = ast.fix_missing_locations(ast.Module(body=[top], type_ignores=[]))
     code = compile(module, filename, "exec", dont_inherit=True)
