@@ -132,7 +132,7 @@ class Unit:
         refine(self.program, record, self.log)
         self._examples = _examples(record)
         trace_runs(self.program, record, self.log)
-        annotate(self.program, record)
+        annotate(self.program, record, self._examples)
         record.release()
         verify(self.program)
         self.text = dump(self.program)
