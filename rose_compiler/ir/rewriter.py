@@ -123,7 +123,12 @@ class Rewriter(Reporter):
         return LoopBuilder(Site(self, before), bounds, carried, known or facts.LoopFacts(), like)
 
     def clone(
-        self, node: fx.Node, args_map: Mapping[fx.Node, Value], *, before: fx.Node
+        self,
+        node: fx.Node,
+        args_map: Mapping[fx.Node, Value],
+        *,
+        before: fx.Node,
+        name: str | None = None,
     ) -> fx.Node:
         """A copy of a node, bodies included, its arguments replaced where ``args_map`` has them.
 
@@ -152,7 +157,7 @@ class Rewriter(Reporter):
 
             args = fx.node.map_arg(node.args, mapped)
             copy = before.graph.create_node(
-                node.op, node.target, args, dict(node.kwargs), name=node.name
+                node.op, node.target, args, dict(node.kwargs), name=name or node.name
             )
         facts.copy(node, copy, pass_name=self.pass_name)
         bodies.rename(copy, renamed)
@@ -197,6 +202,19 @@ class Rewriter(Reporter):
                 bodies.sync(user)
             if user.op != "output":
                 facts.put(user, origin=facts.get(user).origin.stamped(self.pass_name))
+        self._changed()
+
+    def retarget(self, node: fx.Node, op: Op, *args: Value) -> None:
+        """Let a node call another operation, with other arguments; its users stay with it."""
+        node.target = op
+        node.args = fx.node.map_aggregate(args, lambda v: self.use(v, node.graph))
+        facts.put(node, origin=facts.get(node).origin.stamped(self.pass_name))
+        self.register(op)
+
+    def repick(self, picked: fx.Node, of: fx.Node, position: int) -> None:
+        """Let a pick take a result of another tuple, made in front of it."""
+        picked.args = (of, position)
+        facts.put(picked, origin=facts.get(picked).origin.stamped(self.pass_name))
         self._changed()
 
     def erase(self, node: fx.Node) -> None:

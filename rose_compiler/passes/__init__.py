@@ -1,0 +1,1 @@
+"""Rewrites of programs: one pass, one file, one golden folder, one name."""

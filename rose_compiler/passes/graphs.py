@@ -1,0 +1,132 @@
+"""Traced operations in parts: what some results need, what all but some need, without their draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.fx as fx
+
+from rose_compiler.base.remarks import Blocker
+from rose_compiler.ir import facts
+from rose_compiler.ir.checks import check_deviations, check_probabilities, check_valid
+from rose_compiler.ir.effects import RNG_TORCH, parse_entry
+from rose_compiler.ir.ops import Op, Signature
+from rose_compiler.ir.program import Program, is_call, op_of, output_node, placeholders
+from rose_compiler.ir.separable import any_rows, row_axes
+from rose_compiler.ir.slice import draws_random, writes_in_place
+
+#: Functions that raise for values and return nothing.
+CHECKS = frozenset({check_deviations, check_probabilities, check_valid})
+
+
+def is_check(node: fx.Node) -> bool:
+    """Whether a node of a traced graph looks at values and may raise."""
+    return node.op == "call_function" and node.target in CHECKS
+
+
+def part(
+    program: Program,
+    of: Op,
+    body: fx.GraphModule,
+    name: str,
+    axes: Mapping[str, int],
+    known: Mapping[str, int] | None = None,
+) -> Op:
+    """An operation with ``body``, made of the traced operation ``of``.
+
+    ``axes`` are the batch axes of the body's placeholders, by name; those of its results are proven
+    anew, except for the ``known`` ones. Its effects are those of the original as far as the body
+    has the parameters that they are rooted at.
+    """
+    axes = {n.name: axes[n.name] for n in placeholders(body.graph) if n.name in axes}
+    loose = any_rows(body, axes)
+    body = body if isinstance(loose, Blocker) else loose
+    params = tuple(n.name for n in placeholders(body.graph))
+    outputs = output_node(body.graph).args[0]
+    assert isinstance(outputs, tuple | list)
+    drawn = any(draws_random(n) for n in body.graph.nodes)
+    checks = tuple(n.name for n in body.graph.nodes if is_check(n))
+    rng = (RNG_TORCH,) if drawn else ()
+    reads = tuple(
+        r for r in of.signature.reads or () if r != RNG_TORCH and parse_entry(r).root in params
+    )
+    batch = row_axes(body, axes) or (axes if known else {})
+    batch |= known or {}
+    signature = Signature(
+        program.ops.fresh(name),
+        params,
+        (*reads, *rng),
+        rng,
+        results=len(outputs),
+        batch=tuple(batch.items()) if batch else None,
+        exact=of.signature.exact,
+        may_raise=bool(checks),
+    )
+    forward: Any = body.forward
+    return Op(
+        signature,
+        _single(forward) if len(outputs) == 1 else forward,
+        kind="graph",
+        body=body,
+        source=of.source,
+        attributes={**of.attributes, "draws": _draws(body), "checks": checks},
+    )
+
+
+def retire(program: Program, node: fx.Node) -> None:
+    """Free the name of the operation that a node calls, if no other node calls it: a part of it
+    takes its place."""
+    op = op_of(node)
+    if not any(is_call(n, op) for n in program.nodes() if n is not node):
+        del program.ops.by_name[op.name]
+
+
+def _single(forward: Any) -> Any:
+    def first(*args: Any) -> Any:
+        return forward(*args)[0]
+
+    return first
+
+
+def _draws(body: fx.GraphModule) -> tuple[str, ...]:
+    return tuple(n.name for n in body.graph.nodes if draws_random(n))
+
+
+def keep_results(body: fx.GraphModule, kept: Sequence[int]) -> fx.GraphModule:
+    """A copy of a body that returns some of its results only. Checks, draws and writes stay."""
+    graph = fx.Graph()
+    outputs = graph.graph_copy(body.graph, {})
+    graph.output(tuple(outputs[k] for k in kept))  # type: ignore[index]
+    for node in reversed(list(graph.nodes)):
+        fixed = is_check(node) or draws_random(node) or writes_in_place(node)
+        if not node.users and not fixed and node.op != "output":
+            graph.erase_node(node)
+    return fx.GraphModule(body, graph)
+
+
+def named_axes(node: fx.Node) -> dict[str, int]:
+    """The batch axes of a traced operation by the names of its body's placeholders."""
+    op = op_of(node)
+    assert op.body is not None
+    # a draw keeps the whole from being proven; its parts may be
+    axes = op.signature.separable() or op.attributes.get("rows", {})
+    names = [n.name for n in placeholders(op.body.graph)]
+    return {
+        inner: axes[param]
+        for inner, param in zip(names, op.signature.params, strict=True)
+        if param in axes
+    }
+
+
+def result_specs(node: fx.Node) -> dict[int, Any]:
+    """What is known of the types of an operation's results."""
+    spec = facts.get(node).spec
+    if op_of(node).signature.results == 1:
+        return {0: spec} if spec is not None else {}
+    found = dict(enumerate(spec.items)) if spec is not None and spec.items else {}
+    for user in node.users:
+        known = facts.get(user).spec
+        if known is not None and isinstance(user.args[1], int):
+            found[user.args[1]] = known
+    return found

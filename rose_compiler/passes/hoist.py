@@ -1,0 +1,134 @@
+"""Work that is the same on every trip, moved in front of its loop; draws taken out of operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.fx as fx
+
+from rose_compiler.base.remarks import Blocker
+from rose_compiler.ir import bodies, facts
+from rose_compiler.ir.deps import Dependences, place, title
+from rose_compiler.ir.effects import related
+from rose_compiler.ir.motion import pinned
+from rose_compiler.ir.ops import STATE
+from rose_compiler.ir.program import LoopView, is_call, is_structure, op_of
+from rose_compiler.ir.rewriter import Rewriter
+from rose_compiler.passes.base import Pass, PassContext, context_of, erased
+from rose_compiler.passes.hoist_draws import hoist_draws
+
+#: Types of values that hold no reference to anything else. None: unknown, as in parsed programs.
+PLAIN = frozenset({"tensor", "array", "scalar", "none"})
+
+
+@dataclass(frozen=True)
+class HoistInvariant(Pass):
+    """Move work that is the same on every trip in front of its loop."""
+
+    name: ClassVar[str] = "hoist"
+
+    def run(self, loop: LoopView, rewrite: Rewriter) -> None:
+        hoist_draws(loop, rewrite)
+        for node in list(loop.graph.nodes):
+            if erased(node) or not candidate(loop, node):
+                continue
+            blocker = self.why_varies(loop, node, rewrite.deps, context_of(rewrite))
+            if blocker is not None:
+                rewrite.missed(node, blocker)
+            elif rewrite.spend():
+                rewrite.applied(node, f"{title(node)} is the same on every trip of {loop.label}")
+                rewrite.hoist(node, out_of=loop)
+
+    def why_varies(
+        self, loop: LoopView, node: fx.Node, deps: Dependences, context: PassContext
+    ) -> Blocker | None:
+        """Why an operation on values from outside the loop has to be done on every trip."""
+        signature = op_of(node).signature
+        where = tuple(w for w in (place(node),) if w)
+        if signature.reads is None or signature.writes is None:
+            return Blocker(
+                "unknown-effects",
+                f"nothing is known of what {title(node)} reads and writes",
+                "declare its reads and writes with `rose_compiler.component` or `declare`",
+            )
+        for effect in deps.effects(node):
+            if effect.write:
+                return Blocker("not-pure", f"{title(node)} writes {effect.state}")
+        if held := pinned(deps, node):
+            other, _ = held
+            return Blocker(
+                "reads-loop-state",
+                f"{title(node)} reads what {title(other)} writes in {loop.label}",
+                where=(*where, *(w for w in (place(other),) if w)),
+            )
+        if reason := _changed_later(loop, node, deps):
+            return reason
+        if signature.may_raise:
+            first = next((n for n in loop.graph.nodes if _may_leave(n) or n is node), node)
+            if first is not node:
+                return Blocker(
+                    "may-not-run", f"{title(first)} may leave {loop.label} before {title(node)}"
+                )
+            if not runs(loop, deps, context):
+                return Blocker(
+                    "may-not-run",
+                    f"{loop.label} may make no trip, and {title(node)} may raise",
+                    "a number of trips that is known and above zero",
+                )
+        return None
+
+
+def candidate(loop: LoopView, node: fx.Node) -> bool:
+    """Whether a node is an operation on nothing but values from outside the loop."""
+    if not is_call(node) or is_call(node, STATE) or is_structure(node):
+        return False
+    op = op_of(node)
+    spec = facts.get(node).spec
+    if op.kind in ("step", "builtin") or op.signature.results == 0 or facts.get(node).state:
+        return False
+    if spec is not None and spec.kind not in PLAIN:
+        return False
+    if op.signature.writes or any(r.startswith("rng:") for r in op.signature.reads or ()):
+        return False
+    outside = {*loop.captured_params}
+    return all(n in outside or is_call(n, STATE) for n in node.all_input_nodes)
+
+
+def _changed_later(loop: LoopView, node: fx.Node, deps: Dependences) -> Blocker | None:
+    """Whether the value is changed in the loop, so that each trip needs one of its own."""
+    mine = {f"%{node.name}"}
+    for alias in deps.scope.aliases(node):
+        mine.add(alias)
+    for other in loop.graph.nodes:
+        for effect in deps.effects(other):
+            if effect.write and effect.state != "*" and any(related(effect.state, m) for m in mine):
+                return Blocker(
+                    "may-alias",
+                    f"{title(other)} writes {effect.state}, which the value of {title(node)} shares",
+                    where=tuple(w for w in (place(node), place(other)) if w),
+                )
+    for user in node.users:
+        if is_call(user) and any(e.state == "*" for e in deps.effects(user)):
+            return Blocker(
+                "retained-instance",
+                f"{title(user)} may change or keep the value of {title(node)}",
+                where=tuple(w for w in (place(node), place(user)) if w),
+            )
+    return None
+
+
+def _may_leave(node: fx.Node) -> bool:
+    if not is_structure(node):
+        return False
+    if node.args and is_call(node) and op_of(node).name in ("loop", "branch"):
+        return any(bodies.exits(g) for g in bodies.graphs_of(node)) and op_of(node).name == "branch"
+    return True
+
+
+def runs(loop: LoopView, deps: Dependences, context: PassContext) -> bool:
+    """Whether a loop is known to make at least one trip."""
+    trips = deps.scope.iteration[loop.graph].trips
+    if trips is None:
+        trips = context.trips.get(loop.label)
+    return trips is not None and trips > 0

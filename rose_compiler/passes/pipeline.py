@@ -1,0 +1,83 @@
+"""The passes in order, with the reason for each one's place; passes of other packages behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+
+from rose_compiler.base.errors import fail
+from rose_compiler.passes.base import Pass
+from rose_compiler.passes.canonicalize import Canonicalize
+from rose_compiler.passes.defer import Defer
+from rose_compiler.passes.hoist import HoistInvariant
+from rose_compiler.passes.late import LateWork
+from rose_compiler.passes.place import Place
+from rose_compiler.passes.split import Split
+from rose_compiler.passes.tile_batch import TileBatch
+
+#: Packages register passes under this group: ``name = "package.module:PassClass"``.
+ENTRY_POINTS = "rose_compiler.passes"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One pass and why it stands where it does."""
+
+    one: Pass
+    reason: str
+
+
+ORDER: tuple[Entry, ...] = (
+    Entry(Canonicalize(), "first: no later pass should reason about dead or static code"),
+    Entry(
+        HoistInvariant(),
+        "before split and tile_batch: a draw in a policy keeps it from being tiled, and what "
+        "does not vary needs no place in a schedule",
+    ),
+    Entry(
+        Split(),
+        "before tile_batch: late outputs need not be cut into shards, and before late and defer: "
+        "they move whole operations",
+    ),
+    Entry(TileBatch(), "after split: it clones what is left on the way to the step"),
+    Entry(Defer(), "after tile_batch: it collects whole batches, joined again by then"),
+    Entry(LateWork(), "behind all that make or remove operations: it fixes the order of the rest"),
+    Entry(Place(), "last: lanes for steps that nothing else has placed, and thread counts"),
+)
+
+
+def registered() -> tuple[Pass, ...]:
+    """The passes that installed packages register, ordered by name.
+
+    Raises:
+        ConfigError: when an entry point is no pass.
+    """
+    found = []
+    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda p: p.name):
+        made = point.load()
+        one = made() if isinstance(made, type) else made
+        if not isinstance(one, Pass):
+            raise fail(
+                "config-pass",
+                f"entry point {point.name!r} of {ENTRY_POINTS} is no pass",
+                expected="a subclass of rose_compiler.passes.base.Pass, or an instance",
+                found=point.value,
+            )
+        found.append(one)
+    return tuple(found)
+
+
+def pipeline(extra: Sequence[Pass] | None = None) -> tuple[Pass, ...]:
+    """All passes in order. Those of other packages run before the ones that place operations.
+
+    ``extra`` replaces the registered ones.
+    """
+    others = registered() if extra is None else tuple(extra)
+    own = [entry.one for entry in ORDER]
+    at = next(k for k, one in enumerate(own) if isinstance(one, LateWork))
+    return (*own[:at], *others, *own[at:])
+
+
+#: The passes as a compiled function runs them.
+PIPELINE: tuple[Pass, ...] = pipeline()
