@@ -14,6 +14,7 @@ from typing import Any
 
 import torch.fx as fx
 
+from rose_compiler.base.errors import fail
 from rose_compiler.ir import noise
 
 # What a node calls. "block": the user's own statements, kept as Python. "graph": straight-line torch,
@@ -105,7 +106,7 @@ class Op:
 
     def __call__(self, *args: Any) -> Any:
         if self.impl is None:
-            raise TypeError(f"operation {self.name!r} has no implementation: it came from text")
+            raise fail("parse-unbound", f"operation {self.name!r} was run without implementation")
         return self.impl(*args)
 
     def __repr__(self) -> str:

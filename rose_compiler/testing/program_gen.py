@@ -123,6 +123,7 @@ class Generator:
     def _kinds(self, place: Place) -> Iterator[tuple[str, Callable[[Place], None]]]:
         has, deep = self.features, place.depth >= self.max_depth
         yield "value", self._value
+        yield "value", self._value  # twice as likely
         if "store" in has:
             yield "store", self._store
             yield "load", self._load
@@ -217,11 +218,11 @@ class Generator:
             place.pool.ints.append(self._call(place, how, table))
 
     def _draw(self, place: Place) -> None:
-        how = self._pick(["draw", "dice", "noise"])
+        how = self._pick(["roll", "dice", "noise"])
         if how == "noise":
             place.pool.rows.append(self._call(place, how))
         else:
-            handed = [self.roots["gen"]] if how == "draw" else []
+            handed = [self.roots["gen"]] if how == "roll" else []
             place.pool.ints.append(self._call(place, how, *handed))
 
     def _local(self, place: Place) -> None:
@@ -251,12 +252,12 @@ class Generator:
     def _view(self, place: Place) -> None:
         """A row that shares memory with its grid, or a write through one."""
         pool = place.pool
-        if pool.views and self._chance(2):
+        if not pool.views or self._chance(2):
+            grid = self._pick(pool.grids)
+            alias = (facts.get(grid).state,)
+            pool.views.append(self._call(place, "view_row", grid, self._index(place), alias=alias))
+        if self._chance(2):
             self._call(place, "scale", self._pick(pool.views[-3:]))
-            return
-        grid = self._pick(pool.grids)
-        alias = (facts.get(grid).state,)
-        pool.views.append(self._call(place, "view_row", grid, self._index(place), alias=alias))
 
     def _step(self, place: Place) -> None:
         lent = {"alias": ("sim.outputs",), "borrowed": True}

@@ -225,7 +225,7 @@ def recall(table: dict[str, int]) -> int:
 
 
 @_op(reads=("gen",), writes=("gen",))
-def draw(gen: torch.Generator) -> int:
+def roll(gen: torch.Generator) -> int:
     return int(torch.randint(_MODULUS, (), generator=gen))
 
 

@@ -14,7 +14,7 @@ equal::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,14 +109,9 @@ def frozen(value: Any) -> Any:
     return type(value).__name__, value
 
 
-@st.composite
 def programs(
-    draw: Draw,
-    *,
-    without: frozenset[str] | set[str] = frozenset(),
-    max_depth: int = 3,
-    size: int = 24,
-) -> Generated:
+    *, without: Set[str] = frozenset(), max_depth: int = 3, size: int = 24
+) -> st.SearchStrategy[Generated]:
     """Random programs that run.
 
     ``without`` names :data:`FEATURES` to leave out; ``size`` bounds the number of statements,
@@ -125,8 +120,13 @@ def programs(
     Raises:
         ValueError: for a feature that does not exist.
     """
-    if unknown := set(without) - FEATURES:
+    if unknown := without - FEATURES:
         raise ValueError(f"unknown features: {sorted(unknown)}")
-    generator = Generator(draw, FEATURES - without, max_depth, size)
+    return _programs(FEATURES - without, max_depth, size)
+
+
+@st.composite
+def _programs(draw: Draw, features: frozenset[str], max_depth: int, size: int) -> Generated:
+    generator = Generator(draw, features, max_depth, size)
     args = {"a": 5, "b": 8, "x": torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)}
     return Generated(generator.generate(), args, generator.world)
