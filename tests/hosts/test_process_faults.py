@@ -238,11 +238,19 @@ def worker_pid(process: subprocess.Popen[str]) -> int:
     return int(lines[1].split()[1])
 
 
+def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """The rest of the output; ``communicate`` would miss what ``readline`` has buffered."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    out, err = process.stdout.read(), process.stderr.read()
+    process.wait(20)
+    return out, err
+
+
 def test_a_script_without_a_guard(tmp_path: Path) -> None:
     process = run("print('end', flush=True)", tmp_path)
     pid = worker_pid(process)
-    out, err = process.communicate(timeout=20)
-    assert (out, err, process.returncode) == ("end\n", "", 0)
+    assert (*finish(process), process.returncode) == ("end\n", "", 0)
     assert gone(pid)
 
 
@@ -281,7 +289,7 @@ def test_ctrl_c_in_the_parent(tmp_path: Path) -> None:
     pid = worker_pid(process)
     time.sleep(0.3)
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    _, err = finish(process)
     assert err.rstrip().endswith("KeyboardInterrupt")
     assert err.count("Traceback") == 1
     assert gone(pid)
@@ -301,8 +309,7 @@ except KeyboardInterrupt:
     assert process.stdout is not None
     assert process.stdout.readline() == "starting\n"
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=10)
-    assert (out, err) == ("alive\n", "")
+    assert finish(process) == ("alive\n", "")
 
 
 def test_workers_busy_at_exit_are_ended_together(tmp_path: Path) -> None:
@@ -317,7 +324,7 @@ for h in hosts:
     assert process.stdout is not None
     pids = [int(text) for text in process.stdout.readline().split()]
     start = time.monotonic()
-    _, err = process.communicate(timeout=20)
+    _, err = finish(process)
     assert time.monotonic() - start < 5
     assert err == ""
     assert all(gone(pid) for pid in pids)

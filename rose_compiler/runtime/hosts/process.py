@@ -173,6 +173,7 @@ class ProcessHost:
                 pass
             except (BrokenPipeError, ConnectionResetError):
                 self._lost()
+                return
             if not rest:
                 return
             # the socket is full; replies must be read meanwhile, for the worker may be blocked
