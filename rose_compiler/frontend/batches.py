@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import types
 from typing import Any
 
+import numpy as np
+import torch
 import torch.fx as fx
 
-from rose_compiler.base.remarks import Blocker
+from rose_compiler.frontend.block_rows import NotKept, kept_rows
 from rose_compiler.frontend.record import Example, Record
 from rose_compiler.frontend.scope import Static
-from rose_compiler.frontend.trace import Traced, trace
 from rose_compiler.ir import facts
 from rose_compiler.ir.ops import Op
 from rose_compiler.ir.program import Program, is_call, is_item, is_state, op_of
@@ -19,8 +22,8 @@ from rose_compiler.ir.separable import row_axes
 def annotate(program: Program, record: Record, examples: dict[str, Any]) -> None:
     """Give a ``batch`` to the operations of stepping loops that were proven to keep rows apart.
 
-    The batch is the simulator's number of environments along the first axis. Graphs are proven as they
-    are; a block of Python is traced once for the proof alone, and stays a block.
+    The batch is the simulator's number of environments along the first axis. Graphs are proven from
+    their calls, blocks of Python from their statements.
     """
     for loop in program.loops():
         rows = _environments(loop.graph)
@@ -68,23 +71,33 @@ def _prove(node: fx.Node, rows: int, record: Record, examples: dict[str, Any]) -
 def _block_axes(
     op: Op, node: fx.Node, batched: dict[str, int], example: Example | None
 ) -> dict[str, int]:
-    """The proof for a pure block, from its trace."""
-    if example is None or not op.signature.pure or any(is_state(a) for a in node.all_input_nodes):
+    """The proof for a pure block, from its statements."""
+    if example is None or not op.signature.pure:
         return {}
-    traced = trace(
-        op,
-        example.args,
-        lifted={},
-        contexts=facts.get(node).context,
-        names=op.signature.params,
-    )
-    if isinstance(traced, Blocker):
+    ranks = {
+        name: np.ndim(value)
+        for name, value in zip(op.signature.params, example.args, strict=True)
+        if isinstance(value, (torch.Tensor, np.ndarray, int, float, bool, np.generic))
+    }
+    space = op.attributes["globals"]
+
+    def resolve(expression: ast.expr) -> Any:
+        if isinstance(expression, ast.Name):
+            if expression.id in op.signature.params:
+                return None
+            return space.get(expression.id)
+        if isinstance(expression, ast.Attribute):
+            owner = resolve(expression.value)
+            if isinstance(owner, types.ModuleType):
+                return getattr(owner, expression.attr, None)
+        return None
+
+    try:
+        kept = kept_rows(op.attributes["stmts"], batched, ranks, resolve)
+    except NotKept:
         return {}
-    return row_axes(traced.gm, {n: a for n, a in batched.items() if n in _inputs(traced)})
-
-
-def _inputs(traced: Traced) -> set[str]:
-    return {n for n, a in zip(traced.inputs, traced.arguments, strict=True) if isinstance(a, int)}
+    results = {f"return.{k}": 0 for k, name in enumerate(op.attributes["outputs"]) if name in kept}
+    return {**batched, **results} if results else {}
 
 
 def _with_batch(op: Op, axes: dict[str, int]) -> Any:
