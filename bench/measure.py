@@ -19,7 +19,12 @@ from time import perf_counter, sleep
 
 import numpy as np
 
+from bench.quiet import Bystanders
+
+#: Seconds a trial lasts at least.
 MIN_TRIAL = 0.5
+#: Share of all cores that other processes may take during a trial.
+NOISE = 0.08
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -56,19 +61,40 @@ def trial(step: Callable[[], object], min_seconds: float = MIN_TRIAL) -> float:
             return elapsed / count
 
 
-def abba(
-    variants: Mapping[str, Callable[[], object]], pairs: int, min_seconds: float = MIN_TRIAL
-) -> dict[str, list[float]]:
-    """Scores by variant, `pairs` each: rounds run forwards and backwards in turn.
+@dataclass
+class Scores:
+    """Seconds a step, by variant, paired by index. `noisy` of all trials ran beside other load."""
 
-    Trial r of one variant neighbours trial r of every other, so ratios by index are paired.
+    seconds: dict[str, list[float]]
+    noisy: int = 0
+
+
+def abba(
+    variants: Mapping[str, Callable[[], object]],
+    pairs: int,
+    min_seconds: float = MIN_TRIAL,
+    retries: int = 4,
+) -> Scores:
+    """Scores of `pairs` trials of each variant: rounds run forwards and backwards in turn.
+
+    Trial r of one variant neighbours trial r of every other, so ratios by index are paired. A
+    trial during which other processes took more than `NOISE` of the machine is run again,
+    `retries` times at most.
     """
     scores: dict[str, list[float]] = {name: [] for name in variants}
     order = list(variants)
+    bystanders, noisy = Bystanders(), 0
     for r in range(pairs):
         for name in order if r % 2 == 0 else reversed(order):
-            scores[name].append(trial(variants[name], min_seconds))
-    return scores
+            for left in range(retries, -1, -1):
+                bystanders.start()
+                score = trial(variants[name], min_seconds)
+                loud = bystanders.share() > NOISE
+                if not loud or left == 0:
+                    break
+            noisy += loud
+            scores[name].append(score)
+    return Scores(scores, noisy)
 
 
 def fastest(variants: Mapping[str, Callable[[], object]], pairs: int, min_seconds: float) -> str:
@@ -77,7 +103,7 @@ def fastest(variants: Mapping[str, Callable[[], object]], pairs: int, min_second
         return next(iter(variants))
     for step in variants.values():
         step()
-    scores = abba(variants, pairs, min_seconds)
+    scores = abba(variants, pairs, min_seconds).seconds
     return min(scores, key=lambda name: float(np.median(scores[name])))
 
 
@@ -166,12 +192,21 @@ def rates(setups: Sequence[str], seconds: float = 1.0) -> list[float]:
             process.wait()
 
 
-def capacity(setup: str, repeats: int = 3, seconds: float = 1.0) -> Estimate:
-    """Work that two single-core copies of `setup`'s `f()` do together, in units of one alone."""
+def capacity(setup: str, repeats: int = 3, seconds: float = 1.0, retries: int = 3) -> Estimate:
+    """Work that two single-core copies of `setup`'s `f()` do together, in units of one alone.
+
+    Repeated, like a trial, where other processes took part of the machine.
+    """
     found = []
+    bystanders = Bystanders()
     for _ in range(repeats):
-        (alone,) = rates([setup], seconds)
-        found.append(sum(rates([setup, setup], seconds)) / alone)
+        for left in range(retries, -1, -1):
+            bystanders.start()
+            (alone,) = rates([setup], seconds)
+            both = sum(rates([setup, setup], seconds))
+            if left == 0 or bystanders.share() <= NOISE:
+                break
+        found.append(both / alone)
     return bootstrap(found)
 
 

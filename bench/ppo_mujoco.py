@@ -68,6 +68,7 @@ class Result:
     scores: dict[str, list[float]]
     bound: list[float]
     chosen: dict[str, str]
+    noisy: float
     tuned: float | None = None
 
     def ratio(self, slow: str, fast: str) -> Estimate | None:
@@ -170,7 +171,8 @@ def _measure(
         step()
     chain.seconds.clear()
     say(f"{effort.pairs} trials of each variant")
-    scores = measure.abba(variants, effort.pairs, effort.trial)
+    measured = measure.abba(variants, effort.pairs, effort.trial)
+    scores = measured.seconds
     critical = float(np.median(chain.seconds)) + tail
     return Result(
         shape,
@@ -180,6 +182,7 @@ def _measure(
         scores,
         measure.bounds(scores["work"], capacity.median, critical),
         chosen,
+        measured.noisy / (effort.pairs * len(variants)),
         None if compiled is None else compiled.tuned,
     )
 
@@ -270,26 +273,25 @@ def _settle(compiled: Any, step: Callable[[], None]) -> float:
     return perf_counter() - start
 
 
-def table(results: list[Result]) -> Table:
-    """One row a shape: times in ms, ratios with their intervals below."""
-    made = Table(title="PPO on HalfCheetah, ms an iteration", title_justify="left")
-    for name in (
-        *("shape", "E0", "E1", "H", "compiled", "bound", "E1/bound", "E1/H", "E0/compiled"),
-        *("E1/compiled", "H/compiled", "rollout\nE1/H", "rollout\nE1/compiled"),
-        *("room\nused %", "tuned s"),
-    ):
-        made.add_column(name, justify="left" if name == "shape" else "right")
+def tables(results: list[Result]) -> list[Table]:
+    """Times, and ratios with their intervals below; a row a shape."""
+    times = _table("ms an iteration", *TIMES, "bound", "tuned s")
     for r in results:
-        times = [
+        cells = [
             f"{1e3 * float(np.median(r.scores[name])):.0f}" if name in r.scores else "-"
-            for name in ("E0", "E1", "H", "compiled")
+            for name in TIMES
         ]
+        bound = f"{1e3 * float(np.median(r.bound)):.0f}"
+        times.add_row(r.shape, *cells, bound, "-" if r.tuned is None else f"{r.tuned:.0f}")
+    ratios = _table(
+        "ratios of neighbouring trials: median, bootstrap 95% interval",
+        *("E1/bound", "E1/H", "E0/compiled", "E1/compiled", "H/compiled"),
+        *("rollout E1/H", "rollout E1/compiled", "rollout H/compiled", "room used %"),
+    )
+    for r in results:
         used = r.room_used()
-        made.add_row(
-            f"{r.shape} {r.config.num_envs}x{r.config.num_steps}\n"
-            f"{r.config.epochs}x{r.config.minibatches}",
-            *times,
-            f"{1e3 * float(np.median(r.bound)):.0f}",
+        ratios.add_row(
+            r.shape,
             _cell(r.room()),
             _cell(r.ratio("E1", "H")),
             _cell(r.ratio("E0", "compiled")),
@@ -297,9 +299,23 @@ def table(results: list[Result]) -> Table:
             _cell(r.ratio("H", "compiled")),
             _cell(r.ratio("E1 rollout", "H rollout")),
             _cell(r.ratio("E1 rollout", "compiled rollout")),
+            _cell(r.ratio("H rollout", "compiled rollout")),
             _cell(used, digits=0) if used or "compiled" not in r.scores else "no room",
-            "-" if r.tuned is None else f"{r.tuned:.0f}",
         )
+    return [times, ratios]
+
+
+TIMES = (
+    *("E0", "E1", "H", "compiled"),
+    *("E0 rollout", "E1 rollout", "H rollout", "compiled rollout"),
+)
+
+
+def _table(title: str, *columns: str) -> Table:
+    made = Table(title=title, title_justify="left")
+    made.add_column("shape")
+    for name in columns:
+        made.add_column(name, justify="right", min_width=min(10, len(name)))
     return made
 
 
@@ -329,8 +345,8 @@ def main(argv: list[str] | None = None) -> None:
 
     status = Console(stderr=True)
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=150)
+    if console.width < 120:
+        console = Console(width=120)
     results = []
     for shape in shapes:
         with status.status(shape) as line:
@@ -339,15 +355,23 @@ def main(argv: list[str] | None = None) -> None:
             )
         if args.json is not None:  # after each shape: a long run that is cut short keeps the rest
             args.json.write_text(json.dumps(_data(results), indent=1) + "\n", encoding="utf-8")
-    console.print(table(results))
+    for made in tables(results):
+        console.print(made)
     for r in results:
-        choices = "; ".join(f"{name}: {what}" for name, what in r.chosen.items())
-        console.print(
-            f"{r.shape}: capacity {r.capacity}, critical path {1e3 * r.critical_path:.0f} ms, "
-            f"work {1e3 * float(np.median(r.scores['work'])):.0f} ms; {choices}",
-            highlight=False,
-        )
+        console.print(_describe(r), highlight=False)
     console.print(measure.machine(), highlight=False)
+
+
+def _describe(r: Result) -> str:
+    cfg = r.config
+    choices = "; ".join(f"{name}: {what}" for name, what in r.chosen.items())
+    return (
+        f"{r.shape}: {cfg.simulator} {cfg.num_envs} x {cfg.num_steps} in {cfg.shards} shards "
+        f"({cfg.hosts}), MLP {cfg.layers}x{cfg.hidden}, {cfg.epochs} epochs x {cfg.minibatches}; "
+        f"capacity {r.capacity}, critical path {1e3 * r.critical_path:.0f} ms, "
+        f"work {1e3 * float(np.median(r.scores['work'])):.0f} ms; {choices}; "
+        f"{r.noisy:.0%} of trials beside other load"
+    )
 
 
 def _data(results: list[Result]) -> dict[str, Any]:
