@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from bench.handwritten_update import HALF_LOG_2PI, lean_gae, lean_update
 from bench.loops import SHAPES, Agent, Buffers, Config, Iteration, iteration, make
-from rose_compiler.sim import ShardedEnv
 
 
 class Clock:
@@ -89,6 +88,23 @@ def _forward(weights: Weights, x: Tensor) -> Tensor:
     return torch.addmm(bias, x, weight)
 
 
+class _Whole:
+    """A vector environment without shards as its only one; it steps in the caller."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.num_envs: int = env.num_envs
+        self.offset = 0
+
+    def step_async(self, action: np.ndarray) -> None:
+        """Step."""
+        self.result = self.env.step(action)
+
+    def step_wait(self) -> Any:
+        """The result of the step."""
+        return self.result
+
+
 @dataclass
 class _Group:
     """Neighbouring shards, the rows they cover, and their last action."""
@@ -98,8 +114,8 @@ class _Group:
     action: Tensor
 
     @classmethod
-    def all(cls, envs: ShardedEnv, count: int) -> list[_Group]:
-        shards = envs.shards()
+    def all(cls, envs: Any, count: int) -> list[_Group]:
+        shards = envs.shards() if hasattr(envs, "shards") else [_Whole(envs)]
         per = len(shards) // count
         groups = []
         for first in range(0, len(shards), per):
@@ -156,7 +172,7 @@ class Rollout:
         return (noise * noise).sum(-1).mul_(-0.5).sub_(self.norm)
 
     def collect(
-        self, envs: ShardedEnv, log: list[float], obs: Tensor, done: Tensor, clock: Clock
+        self, envs: Any, log: list[float], obs: Tensor, done: Tensor, clock: Clock
     ) -> tuple[Tensor, Tensor]:
         """Fill the buffers; the observations and flags after the last step."""
         buf, steps = self.buf, self.cfg.num_steps
@@ -207,7 +223,7 @@ def overlapped(how: Overlap, clock: Clock | None = None) -> Iteration:
     def run(
         agent: Agent,
         optimizer: torch.optim.Optimizer,
-        envs: ShardedEnv,
+        envs: Any,
         buf: Buffers,
         cfg: Config,
         log: list[float],

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 from bench.envs import ACT, OBS, Hosts, make_envs
-from rose_compiler.sim import ShardedEnv
 
 
 @dataclass(frozen=True)
@@ -199,7 +198,7 @@ class Setup:
     cfg: Config
     agent: Agent
     optimizer: torch.optim.Optimizer
-    envs: ShardedEnv
+    envs: Any
     buf: Buffers
     next_obs: Tensor
     next_done: Tensor

@@ -2,7 +2,7 @@
 
 Four shapes, each with these variants, all real trainings that alternate:
 
-E0        the loop as written, over `ShardedEnv`, default thread counts
+E0        the loop as written, default thread counts, over `ShardedEnv` where there are shards
 E1        the best sequential variant: a torch thread count for either phase, and for EnvPool also
           one pool with two threads
 H         the best overlap written by hand (bench/handwritten.py)

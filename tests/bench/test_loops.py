@@ -99,6 +99,18 @@ def test_the_overlap_trains_as_the_loop(cfg: Config, values: str, groups: int) -
 
 
 @pytest.mark.usefixtures("threads")
+def test_a_vector_environment_without_shards_gives_what_its_shards_give() -> None:
+    shards, whole = trained(TINY), trained(TINY, shards=1)
+    assert not hasattr(whole.envs, "shards")
+    for name, mine in vars(shards.buf).items():
+        assert torch.equal(mine, getattr(whole.buf, name)), name
+    h = trained(TINY, overlapped(Overlap(groups=1)), iterations=1, shards=1)
+    loop = trained(TINY, sequential(1, 1), iterations=1)
+    torch.testing.assert_close(h.buf.obs, loop.buf.obs, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(h.buf.rewards, loop.buf.rewards, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("threads")
 def test_thread_counts_by_phase_leave_the_loop_and_its_agent_as_they_were() -> None:
     plain = trained(TINY, sequential(1, 1))
     seen = []
