@@ -163,14 +163,14 @@ class Unit:
             if callable(getattr(env, "shards", None)) and all(s.native_async for s in env.shards())
         )
 
-    def context(self, decision: Decision) -> PassContext:
-        """What passes may know for one decision."""
+    def context(self, decision: Decision, program: Program) -> PassContext:
+        """What passes may know while they rewrite ``program`` for one decision."""
         return PassContext(
             numerics=self.options.numerics,
             options=decision,
             shards=self.shards(),
             asynchronous=self.asynchronous(),
-            probe=Prober(self.program, self._examples),
+            probe=Prober(program, self._examples),
             run_ahead=self.options.run_ahead,
             memory_limit=self.options.memory_limit,
         )
@@ -190,7 +190,7 @@ class Unit:
             dump_dir=settings.dump,
             names=settings.passes,
         )
-        history = manager.run(program, self.context(decision))
+        history = manager.run(program, self.context(decision, program))
         emitted = emit(program)
         made = Schedule(decision, program, history, emitted, load(emitted))
         self.schedules[decision] = made
