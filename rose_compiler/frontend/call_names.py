@@ -106,12 +106,16 @@ _METHODS = {"__eq__": "eq", "__ne__": "ne"}
 # Methods that take sizes or axes one by one, where the function wants a tuple of them.
 _SIZES_APART = ("reshape", "permute", "flip", "tile")
 
-# Built-in functions behind torch.nn.functional and behind fused modules: under no public name.
+# Built-in functions behind those of Python, and behind fused modules: under no public name.
 _INNER = {
     **{n: getattr(torch._C._nn, n) for n in dir(torch._C._nn) if not n.startswith("_")},
     **{
         n: getattr(torch._C._VariableFunctions, n)
-        for n in ("_native_multi_head_attention", "_transformer_encoder_layer_fwd")
+        for n in (
+            *("_native_multi_head_attention", "_transformer_encoder_layer_fwd", "einsum", "norm"),
+            *("cdist", "tensordot", "meshgrid", "broadcast_tensors", "split", "split_with_sizes"),
+            *("atleast_1d", "atleast_2d", "atleast_3d", "block_diag", "cartesian_prod", "stft"),
+        )
     },
 }
 for _name, _function in _INNER.items():

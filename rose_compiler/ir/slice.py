@@ -88,9 +88,20 @@ def writes_in_place(node: fx.Node) -> bool:
     if not node.op.startswith("call_"):
         return False
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if node.target is operator.setitem or "out" in node.kwargs or node.kwargs.get("inplace"):
+    if "out" in node.kwargs or node.kwargs.get("inplace"):
         return True
+    if getattr(node.target, "__module__", "") == "_operator":
+        return node.target in _WRITING_OPERATORS
     return str(name).endswith("_") and not str(name).startswith("__")
+
+
+_WRITING_OPERATORS = {
+    getattr(operator, name)
+    for name in (
+        *("setitem", "delitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow"),
+        *("iand", "ior", "ixor", "ilshift", "irshift", "imatmul", "iconcat"),
+    )
+}
 
 
 def draws_random(node: fx.Node) -> bool:
@@ -100,7 +111,24 @@ def draws_random(node: fx.Node) -> bool:
     if isinstance(node.target, torch._ops.OpOverload):
         return torch.Tag.nondeterministic_seeded in node.target.tags
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return _random_name(str(name))
+    return _random_name(str(name)) and not _without_chance(node, str(name))
+
+
+def _without_chance(node: fx.Node, name: str) -> bool:
+    """Whether a call that could apply dropout is told to apply none."""
+
+    def given(position: int, keyword: str, default: Any) -> Any:
+        return (
+            node.args[position] if position < len(node.args) else node.kwargs.get(keyword, default)
+        )
+
+    if name == "scaled_dot_product_attention":
+        return given(4, "dropout_p", 0.0) == 0.0
+    if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        return given(5, "dropout", 1.0) == 0.0 or given(6, "train", True) is False
+    if name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout"):
+        return given(2, "train", True) is False or given(1, "p", 1.0) == 0.0
+    return name == "rrelu" and given(3, "training", False) is False
 
 
 @functools.cache

@@ -1,0 +1,432 @@
+"""Separability proofs: what is proven holds on real rows, what couples rows is refused."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributions import Categorical, Independent, Normal
+
+from rose_compiler.base.remarks import Blocker
+from rose_compiler.frontend.draws import Hoisted, hoist_draws
+from rose_compiler.frontend.record import spec_of
+from rose_compiler.frontend.separable import NOT_STATIC, separable_block
+from rose_compiler.frontend.trace import Traced, trace
+from rose_compiler.ir.facts import Context
+from rose_compiler.ir.separable import any_rows, row_axes, separable
+from rose_compiler.runtime.probe import compare_outputs
+
+NO_GRAD = (Context("no_grad"),)
+ROWS = 6
+TILES = (1, 3, 2)
+
+
+def tensors_of(*modules: nn.Module) -> dict[str, Tensor]:
+    return {
+        f"m{i}.{name}": tensor
+        for i, module in enumerate(modules)
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]
+    }
+
+
+def traced(fn: Any, args: tuple[Any, ...], modules: tuple[nn.Module, ...] = ()) -> Traced:
+    found = trace(fn, args, lifted=tensors_of(*modules), contexts=NO_GRAD)
+    assert isinstance(found, Traced), found
+    return found
+
+
+def proven(fn: Any, *args: Tensor, modules: tuple[nn.Module, ...] = ()) -> dict[str, int]:
+    """Prove, and run tiles of other sizes against the whole."""
+    t = traced(fn, args, modules)
+    tensors = tensors_of(*modules)
+    inputs = {
+        name: args[a] if isinstance(a, int) else tensors[a]
+        for name, a in zip(t.inputs, t.arguments, strict=True)
+    }
+    hoisted = hoist_draws(t, list(inputs.values()))
+    assert isinstance(hoisted, Hoisted), hoisted
+    batched = {n: 0 for n, a in zip(t.inputs, t.arguments, strict=True) if isinstance(a, int)}
+    batched |= {n.name: 0 for n in hoisted.noises}
+    inputs |= {n.name: n.draw() for n in hoisted.noises}
+    graph = any_rows(hoisted.gm, batched)
+    assert not isinstance(graph, Blocker), graph
+    axes = separable(graph, batched)
+    assert not isinstance(axes, Blocker), axes
+    assert row_axes(graph, batched) == {**batched, **axes}
+    whole = graph.forward(*inputs.values())
+    assert compare_outputs(hoisted.gm.forward(*inputs.values()), whole) == "bits"
+    results = whole if isinstance(whole, tuple) else (whole,)
+    low = 0
+    for rows in TILES:
+        tile = {n: v.narrow(0, low, rows) if n in batched else v for n, v in inputs.items()}
+        found = graph.forward(*tile.values())
+        found = found if isinstance(found, tuple) else (found,)
+        for k, (part, all_rows) in enumerate(zip(found, results, strict=True)):
+            axis = axes.get(f"return.{k}")
+            expected = all_rows if axis is None else all_rows.narrow(axis, low, rows)
+            assert compare_outputs(expected, part, 1e-4, 1e-5) != "differ"
+        low += rows
+    return axes
+
+
+def refused(fn: Any, *args: Tensor, code: str = "", modules: tuple[nn.Module, ...] = ()) -> Blocker:
+    t = traced(fn, args, modules)
+    batched = {n: 0 for n, a in zip(t.inputs, t.arguments, strict=True) if isinstance(a, int)}
+    graph = any_rows(t.gm, batched)
+    found = separable(t.gm, batched) if not isinstance(graph, Blocker) else graph
+    assert isinstance(found, Blocker), t.gm.code
+    assert not code or found.code == code, found
+    return found
+
+
+class TestGraphs:
+    def test_gaussian_policy(self) -> None:
+        actor, critic = nn.Linear(5, 3), nn.Linear(5, 1)
+        spread = nn.ParameterList([nn.Parameter(torch.zeros(1, 3))])
+
+        def act(obs: Tensor) -> tuple[Tensor, ...]:
+            mean = torch.tanh(actor(obs))
+            dist = Normal(mean, spread[0].expand_as(mean).exp())
+            action = dist.sample()
+            return action, dist.log_prob(action).sum(1), critic(obs).flatten(), dist.entropy()
+
+        axes = proven(act, torch.randn(ROWS, 5), modules=(actor, critic, spread))
+        assert axes == {f"return.{k}": 0 for k in range(4)}
+
+    def test_categorical_policy(self) -> None:
+        net = nn.Linear(5, 4)
+
+        def act(obs: Tensor) -> tuple[Tensor, ...]:
+            dist = Categorical(logits=net(obs))
+            action = dist.sample()
+            return action, dist.log_prob(action), dist.entropy(), dist.probs.argmax(-1)
+
+        assert len(proven(act, torch.randn(ROWS, 5), modules=(net,))) == 4
+
+    def test_squashed_policy(self) -> None:
+        net = nn.Linear(5, 6)
+
+        def act(obs: Tensor) -> tuple[Tensor, ...]:
+            mean, log_std = net(obs).chunk(2, dim=-1)
+            log_std = -5 + 0.5 * 7 * (torch.tanh(log_std) + 1)
+            normal = Normal(mean, log_std.exp())
+            x = normal.rsample()
+            y = torch.tanh(x)
+            log_prob = normal.log_prob(x) - torch.log(1 - y.pow(2) + 1e-6)
+            return y, log_prob.sum(1, keepdim=True)
+
+        assert len(proven(act, torch.randn(ROWS, 5), modules=(net,))) == 2
+
+    def test_independent(self) -> None:
+        def score(mean: Tensor, action: Tensor) -> Tensor:
+            return Independent(Normal(mean, torch.ones_like(mean)), 1).log_prob(action)
+
+        proven(score, torch.randn(ROWS, 3), torch.randn(ROWS, 3))
+
+    def test_convolutions(self) -> None:
+        net = nn.Sequential(
+            *(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.GroupNorm(2, 8)),
+            *(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.LayerNorm(32), nn.Linear(32, 4)),
+        )
+        proven(net, torch.randn(ROWS, 3, 10, 10), modules=(net,))
+
+    def test_batch_norm_in_eval_mode(self) -> None:
+        net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
+        proven(net, torch.randn(ROWS, 3), modules=(net,))
+
+    @pytest.mark.parametrize("training", [True, False])
+    def test_transformer(self, training: bool) -> None:
+        layer = nn.TransformerEncoderLayer(16, 4, 32, 0.0, batch_first=True).train(training)
+        proven(layer, torch.randn(ROWS, 5, 16), modules=(layer,))
+
+    def test_attention_by_hand(self) -> None:
+        qkv = nn.Linear(16, 48)
+
+        def attend(x: Tensor) -> Tensor:
+            rows, tokens, width = x.shape
+            q, k, v = qkv(x).reshape(rows, tokens, 3, 4, 4).permute(2, 0, 3, 1, 4).unbind(0)
+            out = F.scaled_dot_product_attention(q, k, v)
+            weights = (q @ k.transpose(-2, -1) / 2).softmax(-1)
+            return (out + weights @ v).transpose(1, 2).reshape(rows, tokens, width)
+
+        proven(attend, torch.randn(ROWS, 5, 16), modules=(qkv,))
+
+    def test_recurrent_cell(self) -> None:
+        cell = nn.GRUCell(3, 4)
+        proven(cell, torch.randn(ROWS, 3), torch.randn(ROWS, 4), modules=(cell,))
+
+    def test_embedding(self) -> None:
+        table = nn.Embedding(7, 4)
+        proven(lambda i: table(i).mean(1), torch.randint(7, (ROWS, 3)), modules=(table,))
+
+    @pytest.mark.parametrize(
+        "fn",
+        [
+            lambda x: x.view(ROWS, -1).sum(1),
+            lambda x: x.reshape(x.shape[0], 6) * 2,
+            lambda x: x.flatten(1),
+            lambda x: x[:, 0] + x[..., 1, :],
+            lambda x: x[:, None].expand(ROWS, 4, 3, 2),
+            lambda x: torch.cat([x, x * 2], dim=-1).unsqueeze(0),
+            lambda x: torch.stack([x, x], 1).mean((1, 2)),
+            lambda x: x.permute(2, 0, 1).softmax(0),
+            lambda x: x / x.norm(dim=-1, keepdim=True) + F.normalize(x, dim=-1),
+            lambda x: torch.where(x > 0, x, torch.zeros_like(x)).cumsum(1),
+            lambda x: x.transpose(0, 2).max(0).values,
+            lambda x: torch.einsum("bij,bik->bjk", x, x),
+            lambda x: x.repeat(1, 2, 1).topk(2, dim=1).indices,
+            lambda x: x * torch.tensor([1.0, 2.0]) + torch.ones(3, 1),
+            lambda x: (x.std(1), x.var(-1, keepdim=True), x.any(1), (x > 0).all(-1)),
+            lambda x: x.movedim(1, 0)[1:],
+            lambda x: F.one_hot((x[:, 0, 0] > 0).long(), 2),
+            lambda x: x.gather(1, (x > 0).long()),
+            lambda x: F.pad(x, (1, 1)).sort(-1).values,
+        ],
+    )
+    def test_calls(self, fn: Callable[[Tensor], Any]) -> None:
+        assert proven(fn, torch.randn(ROWS, 3, 2))
+
+    def test_fixed_sizes_are_found_and_mended(self) -> None:
+        t = traced(lambda x: x.view(ROWS, -1), (torch.randn(ROWS, 3, 2),))
+        found = separable(t.gm, {"x": 0})
+        assert isinstance(found, Blocker)
+        assert found.code == "not-proven-separable"
+        assert "-1" in (found.allow or "")
+        graph = any_rows(t.gm, {"x": 0})
+        assert not isinstance(graph, Blocker)
+        assert graph.forward(torch.ones(11, 3, 2)).shape == (11, 6)
+
+    def test_what_does_not_depend_on_the_batch(self) -> None:
+        table = nn.Linear(3, 3)
+        axes = proven(lambda x: (x + 1, table.weight * 2), torch.randn(ROWS, 3), modules=(table,))
+        assert axes == {"return.0": 0}
+
+    @pytest.mark.parametrize(
+        "fn",
+        [
+            lambda x: x - x.mean(0),
+            lambda x: (x - x.mean()) / x.std(),
+            lambda x: x.softmax(0),
+            lambda x: x @ x.transpose(0, 1),
+            lambda x: x.flip(0),
+            lambda x: x.roll(1, 0),
+            lambda x: x[0] + x,
+            lambda x: x[1:],
+            lambda x: x.cumsum(0),
+            lambda x: x.reshape(-1),
+            lambda x: x.t().reshape(ROWS, 3),
+            lambda x: torch.cat([x, x]),
+            lambda x: x.sort(dim=0).values,
+            lambda x: x.max(),
+            lambda x: F.batch_norm(x, None, None, training=True),
+            lambda x: torch.einsum("ij,kj->ik", x, x),
+            lambda x: x.repeat(2, 1),
+            lambda x: x / x.norm(),
+            lambda x: (x > 0).any(),
+            lambda x: (x > 0).all(),
+        ],
+    )
+    def test_coupling(self, fn: Callable[[Tensor], Any]) -> None:
+        refused(fn, torch.randn(ROWS, 3), code="batch-coupling")
+
+    @pytest.mark.parametrize(
+        "fn",
+        [
+            lambda x: x + torch.arange(float(ROWS)).unsqueeze(1),  # values of the whole batch
+            lambda x: x.unsqueeze(1).squeeze(),  # one row would lose its axis
+            lambda x: torch.linalg.svdvals(x.unsqueeze(-1)),  # no rule
+            lambda x: F.one_hot(x.long().abs()),
+        ],
+    )
+    def test_unknown(self, fn: Callable[[Tensor], Any]) -> None:
+        refused(fn, torch.randn(ROWS, 3))
+
+    def test_draws(self) -> None:
+        refused(lambda x: x + torch.randn_like(x), torch.randn(ROWS, 3), code="draw-order")
+
+    def test_different_rows(self) -> None:
+        t = traced(lambda x, y: x.sum() + y.sum(), (torch.ones(4), torch.ones(3)))
+        assert isinstance(separable(t.gm, {"x": 0, "y": 0}), Blocker)
+
+
+SPACE: dict[str, Any] = {
+    "np": np,
+    "torch": torch,
+    "low": np.full(3, -0.5),
+    "high": np.full(3, 0.5),
+    "per_row": np.arange(float(ROWS)),
+    "scale": 2.0,
+    "device": torch.device("cpu"),
+    "matrix": torch.ones(3, 2),
+}
+
+
+def resolve(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name):
+        return SPACE.get(node.id, NOT_STATIC)
+    if isinstance(node, ast.Attribute):
+        owner = resolve(node.value)
+        if owner is not NOT_STATIC:
+            return getattr(owner, node.attr, NOT_STATIC)
+    return NOT_STATIC
+
+
+def inputs() -> dict[str, Any]:
+    generator = np.random.default_rng(0)
+    step: tuple[Any, ...] = (
+        generator.normal(size=(ROWS, 3)),
+        generator.normal(size=ROWS),
+        generator.random(ROWS) > 0.5,
+        generator.random(ROWS) > 0.5,
+        {"episode": {}},
+    )
+    return {
+        "x": torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(0)),
+        "a": generator.normal(size=(ROWS, 3)),
+        "v": torch.arange(float(ROWS)),
+        "one": torch.arange(float(ROWS)).unsqueeze(1),
+        "r": step,
+    }
+
+
+def prove_block(code: str) -> dict[str, int] | Blocker:
+    values = inputs()
+    return separable_block(
+        ast.parse(code).body,
+        dict.fromkeys(values, 0),
+        resolve,
+        {n: spec_of(v) for n, v in values.items()},
+    )
+
+
+def rows_of(value: Any, low: int, high: int) -> Any:
+    if isinstance(value, tuple):
+        return tuple(rows_of(v, low, high) for v in value)
+    return value if isinstance(value, dict) else value[low:high]
+
+
+class TestBlocks:
+    @pytest.mark.parametrize(
+        "code",
+        [
+            "out = x.cpu().numpy()",
+            "out = np.clip(a, low, high)",
+            "obs, reward, terminated, truncated, infos = r\n"
+            "out = torch.as_tensor(obs, dtype=torch.float32)\n"
+            "done = torch.as_tensor(np.logical_or(terminated, truncated), dtype=torch.float32)",
+            "out = torch.as_tensor(r[1], dtype=torch.float32).to(device)",
+            "out = torch.from_numpy(a).float() * scale + 1",
+            "out = torch.tensor(a, dtype=torch.float32)",
+            "out = 1.0 - v",
+            "out = a[:, 1]",
+            "out = a[..., 0]",
+            "out = a[:, 1:] ** 2",
+            "out = a[:, None]",
+            "out = x.detach().clone()",
+            "out = x.reshape(x.shape[0], -1)",
+            "out = x.view(-1, 3)",
+            "out = one.flatten()",
+            "out = one.squeeze(-1)",
+            "out = x.sum(1) + v",
+            "out = np.sum(a, axis=-1)",
+            "out = x.sum(dim=1, keepdim=True) * one",
+            "out = (x > 0) & (x < scale)",
+            "out = ~(v > 1)",
+            "out = torch.cat([x, one], dim=1)",
+            "out = torch.clamp(x.unsqueeze(-1), min=-1.0, max=1.0)",
+            "out = np.where(a > 0, a, 0.0).copy()",
+            "out = x @ matrix",
+            "out = other = a.astype(np.float32)",
+            "y = a * 2\nout = np.maximum(y, low)",
+            "out = torch.max(x, -x)",
+            "pass\nout: object = x.abs()",
+        ],
+    )
+    def test_proven(self, code: str) -> None:
+        axes = prove_block(code)
+        assert not isinstance(axes, Blocker), axes
+        assert "out" in axes
+        values = inputs()
+        whole: dict[str, Any] = {}
+        exec(code, {**SPACE, **values}, whole)
+        low = 0
+        for rows in TILES:
+            part: dict[str, Any] = {}
+            tile = {n: rows_of(v, low, low + rows) for n, v in values.items()}
+            exec(code, {**SPACE, **tile}, part)
+            for name in axes:
+                expected = whole[name][low : low + rows]
+                assert compare_outputs(expected, part[name]) != "differ", name
+            low += rows
+
+    @pytest.mark.parametrize(
+        "code",
+        [
+            "out = x.mean()",
+            "out = x.mean(0)",
+            "out = np.mean(a)",
+            "out = x[0]",
+            "out = x[1:]",
+            "out = x[None]",
+            "out = x.flatten()",
+            "out = x.reshape(-1)",
+            f"out = x.reshape({ROWS}, -1)",
+            "out = x.T",
+            "out = x * v",
+            "out = a + per_row",
+            "out = v + per_row",
+            "out = one.squeeze()",
+            "out = x.tolist()",
+            "out = float(v.sum())",
+            "out = len(x) * x",
+            "out = x / x.shape[0]",
+            "out = r[4]['episode']",
+            "obs, reward, done, infos = r\nout = obs",
+            "out = x if v.sum() > 0 else -x",
+            "out = [y for y in x]",
+            "x[0] = 1",
+            "x += 1\nout = x",
+            "out = sorted(v)",
+            "out = torch.randn(3)",
+            "out = x + torch.randn(3)",
+            "out = np.sort(a)",
+            "out = np.add.reduce(a)",
+            "out = np.add(a, a, out=a)",
+            "out = torch.cat([x, x])",
+            "out = x.max(1)",
+            "out = torch.where(x > 0)",
+            "out = np.array(a, ndmin=3)",
+            "out = not_known(x)",
+            "out = 0 < v < 1",
+            "out = matrix.t() @ x",
+            "for i in range(3):\n    out = x",
+            "out = x.add_(1)",
+        ],
+    )
+    def test_refused(self, code: str) -> None:
+        found = prove_block(code)
+        assert isinstance(found, Blocker) or "out" not in found
+
+    def test_infos_are_promised_nothing(self) -> None:
+        found = prove_block("obs, reward, terminated, truncated, infos = r")
+        assert found == dict.fromkeys(("obs", "reward", "terminated", "truncated"), 0)
+
+    def test_a_name_that_hides_a_module(self) -> None:
+        tree = ast.parse("torch = x\nout = torch.as_tensor(x)").body
+        found = separable_block(tree, {"x": 0}, resolve, {"x": spec_of(torch.ones(ROWS, 3))})
+        assert isinstance(found, Blocker)
+
+    def test_without_types_only_what_needs_no_axes(self) -> None:
+        assert separable_block(ast.parse("out = x.float()").body, {"x": 0}, resolve) == {"out": 0}
+        found = separable_block(ast.parse("out = x * y").body, {"x": 0, "y": 0}, resolve)
+        assert isinstance(found, Blocker)
+
+    def test_other_axes(self) -> None:
+        found = separable_block(ast.parse("out = x").body, {"x": 1}, resolve)
+        assert isinstance(found, Blocker)
