@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch.fx as fx
 
@@ -18,8 +17,7 @@ from rose_compiler.ir.summary import Summary
 Kind = Literal["value", "flow", "anti", "output", "control"]
 
 
-@dataclass(frozen=True)
-class Edge:
+class Edge(NamedTuple):
     """``dst`` waits for ``src``.
 
     ``state`` names what both touch, for dependences through effects. ``distance`` is the exact
@@ -60,6 +58,9 @@ class Finder:
         heads = program.placeholders(graph)[:1] if self.is_loop else []
         self.heads = [h for h in heads if scope.effects(h)]
         self.private = scope.private(graph)
+        # no two trips of a loop lie farther apart
+        trips = self.iteration.trips
+        self.farthest = float("inf") if trips is None else max(trips - 1, 0)
         # by (src, dst, kind, state): exact distances, and the least of the inexact ones
         self.exact: dict[tuple[fx.Node, fx.Node, Kind, str | None], set[int]] = {}
         self.any_from: dict[tuple[fx.Node, fx.Node, Kind, str | None], int] = {}
@@ -72,9 +73,9 @@ class Finder:
             least = self.any_from.get(key)
             for d in sorted(self.exact.get(key, ())):
                 if least is None or d < least:
-                    yield Edge(*key, distance=d, least=d)
+                    yield Edge(*key, d, d)
             if least is not None:
-                yield Edge(*key, distance=None, least=least)
+                yield Edge(*key, None, least)
 
     def _add(
         self,
@@ -86,18 +87,15 @@ class Finder:
         least: int = 0,
     ) -> None:
         key = (src, dst, kind, state)
-        trips = self.iteration.trips
         if distance is not None:
-            if trips is None or distance == 0 or distance < trips:
+            if distance <= self.farthest:
                 self.exact.setdefault(key, set()).add(distance)
-        elif trips is not None and least >= max(trips - 1, 1):
-            # the last distance there is room for, or none
-            if least < trips:
-                self.exact.setdefault(key, set()).add(least)
-        elif trips is not None and trips <= 1:
-            self.exact.setdefault(key, set()).add(0)
-        else:
-            self.any_from[key] = min(least, self.any_from.get(key, least))
+        elif least < self.farthest:
+            known = self.any_from.get(key)
+            if known is None or least < known:
+                self.any_from[key] = least
+        elif least == self.farthest:
+            self.exact.setdefault(key, set()).add(int(least))
 
     # -- values
 
