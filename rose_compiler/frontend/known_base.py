@@ -160,24 +160,28 @@ def is_scalar_type(owner: type | None) -> bool:
 
 
 def defined_in(obj: Any, packages: tuple[str, ...]) -> bool:
-    """Whether a class, or a function and everything it wraps, is defined in one of the packages.
+    """Whether a class, or the function at the bottom of torch's own wrappers, is from a package.
 
     A function is judged by the globals it runs in: ``functools.wraps`` copies ``__module__`` onto
-    any wrapper, and an optimizer's ``step`` of the user's is itself wrapped by torch.
+    any wrapper. Torch wraps an optimizer's methods, the user's overrides of them too, so everything
+    that is wrapped counts.
     """
     if isinstance(obj, type):
         return _inside(obj.__module__, packages)
     function: Any = obj
-    while function is not None:
+    while True:
         if isinstance(function, types.MethodType):
             function = function.__func__
         if isinstance(function, types.FunctionType):
-            if not _inside(str(function.__globals__.get("__name__")), packages):
-                return False
-        elif not _inside(getattr(function, "__module__", None) or "", packages):
+            module = str(function.__globals__.get("__name__"))
+        else:
+            module = getattr(function, "__module__", None) or ""
+        inner = getattr(function, "__wrapped__", None)
+        if inner is None:
+            return _inside(module, packages)
+        if not _inside(module, (*packages, "torch")):
             return False
-        function = getattr(function, "__wrapped__", None)
-    return True
+        function = inner
 
 
 def _inside(module: str, packages: tuple[str, ...]) -> bool:

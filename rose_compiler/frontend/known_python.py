@@ -196,9 +196,25 @@ def _register_containers() -> None:
         ),
         (
             collections.OrderedDict,
-            {"move_to_end": _WRITE},
+            {
+                "move_to_end clear": _WRITE,
+                "update": _keeps,
+                "setdefault": _keeps_and_returns,
+                "pop": lambda call: replace(_TAKE, alias=("self", *call.args()[1:])),
+                "popitem": _TAKE,
+                "copy items keys values": _READ_OUT,
+            },
         ),
-        (collections.Counter, {"most_common": _READ_OUT, "total": _READ, "elements": _READ_OUT}),
+        (collections.defaultdict, {"copy": _READ_OUT}),
+        (
+            collections.Counter,
+            {
+                "update": _keeps,
+                "subtract": _WRITE,
+                "most_common elements copy": _READ_OUT,
+                "total": _READ,
+            },
+        ),
         (
             set,
             {
