@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import operator
 import random
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -297,14 +298,20 @@ def _names(fn: Callable[..., Any], count: int) -> list[str]:
 def _as_without_modes(recorder: Recorder) -> Iterator[None]:
     """Mend what modes don't see or disturb: modules avoid their fused kernels under a mode, and
     ``torch.from_numpy`` does not ask one."""
-    original = torch.from_numpy
+    original, asks_modes = torch.from_numpy, torch.overrides.has_torch_function
+    here = threading.get_ident()
 
     def from_numpy(array: Any) -> Any:
+        if threading.get_ident() != here:
+            return original(array)
         with torch._C.DisableTorchFunction():
             return recorder.record(original, "from_numpy", (array,), {})
 
+    def has_torch_function(args: Any) -> bool:
+        return threading.get_ident() != here and asks_modes(args)
+
     with (
-        mock.patch.object(torch.overrides, "has_torch_function", return_value=False),
+        mock.patch.object(torch.overrides, "has_torch_function", has_torch_function),
         mock.patch.object(torch, "from_numpy", from_numpy),
     ):
         yield

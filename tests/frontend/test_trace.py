@@ -438,3 +438,43 @@ class TestRefusals:
 
     def test_returned_object(self) -> None:
         refused("not-traceable", lambda x: Normal(x, torch.ones(2)), torch.ones(2))
+
+
+class TestContexts:
+    @pytest.mark.parametrize(
+        "context",
+        [
+            Context("inference_mode", (True,)),
+            Context("no_grad"),
+            Context("autocast", ("cpu", torch.bfloat16)),
+        ],
+    )
+    def test_modes_around_the_function(self, context: Context) -> None:
+        net = mlp()
+        t = traced(net, torch.randn(4, 5), lifted=lifted_of(net=net), contexts=(context,))
+        assert t.contexts == (context,)
+        expected = {"autocast": "bfloat16"}.get(context.kind, "float32")
+        assert t.output_specs[0].dtype == expected
+
+    def test_other_threads_are_not_recorded(self) -> None:
+        import threading
+
+        stop = threading.Event()
+        failures: list[BaseException] = []
+
+        def elsewhere() -> None:
+            while not stop.is_set():
+                try:
+                    assert torch.from_numpy(np.ones(2)).sum() == 2
+                except BaseException as error:
+                    failures.append(error)
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        try:
+            t = traced(lambda a: torch.from_numpy(a) * 2, np.ones(3))
+        finally:
+            stop.set()
+            thread.join()
+        assert not failures
+        assert sum(n.op == "call_function" for n in t.gm.graph.nodes) == 2
