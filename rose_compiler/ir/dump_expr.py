@@ -94,6 +94,9 @@ def value(item: Any, names: Names) -> str:
     if isinstance(item, dict):
         pairs = (f"{value(k, names)}: {value(v, names)}" for k, v in item.items())
         return f"{{{', '.join(pairs)}}}"
+    if isinstance(item, frozenset):
+        # the order of a set differs from run to run
+        return f"frozenset([{', '.join(sorted(value(i, names) for i in item))}])"
     if isinstance(item, slice):
         return f"slice({', '.join(value(i, names) for i in (item.start, item.stop, item.step))})"
     return constant(item)

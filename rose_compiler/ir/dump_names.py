@@ -13,7 +13,7 @@ from rose_compiler.ir.ops import BUILTINS, LOOP, Op
 from rose_compiler.ir.program import LoopView, Program, children, is_call, op_of, placeholders
 
 #: Names in call position that are no operations.
-CALL_WORDS = frozenset((*BUILTINS, "float", "slice"))
+CALL_WORDS = frozenset((*BUILTINS, "float", "frozenset", "slice"))
 
 
 def identifier(text: str) -> str:

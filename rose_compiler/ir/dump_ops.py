@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Any
 
 import torch
@@ -17,8 +18,13 @@ from rose_compiler.ir.dump_expr import (
     unprintable,
     value,
 )
+from rose_compiler.ir.dump_names import fresh, identifier
 from rose_compiler.ir.ops import Op
 
+# Attributes by which blocks are compiled anew; they lead to the objects that were captured.
+_CAPTURED = frozenset(
+    ("stmts", "filename", "inputs", "outputs", "globals", "owner", "statics", "conditional")
+)
 # Tensors larger than this don't belong into a text; graphs get theirs as states.
 _MAX_CONSTANT = 4096
 
@@ -47,7 +53,7 @@ def print_op(op: Op, alias: str) -> list[str]:
     ):
         if found != default:
             told.append(f"{word}={found!r}")
-    shown = _attributes(op.attributes)
+    shown = told_attributes(op)
     if shown:
         told.append(f"attributes={value(shown, {})}")
     source = [line for text in op.source for line in text.splitlines()]
@@ -79,16 +85,18 @@ def _params(op: Op) -> tuple[tuple[str, ...], dict[fx.Node, str]]:
     return params, dict(zip(found, params, strict=True))
 
 
-def _attributes(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes that text can hold; the others bind an operation to live objects."""
-    shown: dict[str, Any] = {}
-    for name, found in attributes.items():
+def told_attributes(op: Op) -> dict[str, Any]:
+    """The attributes of an operation that a dump tells: what text can hold, nothing empty."""
+    told: dict[str, Any] = {}
+    for name, found in op.attributes.items():
+        if name in _CAPTURED or found is None or (isinstance(found, Sized) and not len(found)):
+            continue
         try:
             value(found, {})
         except (RoseError, KeyError):
             continue
-        shown[name] = found
-    return shown
+        told[name] = found
+    return told
 
 
 def _graph(body: fx.GraphModule, names: dict[fx.Node, str]) -> list[str]:
@@ -101,14 +109,9 @@ def _graph(body: fx.GraphModule, names: dict[fx.Node, str]) -> list[str]:
             lines.append(f"return {bare(node.args[0], names)}")
             break
         text = _tensor(body, node) if node.op == "get_attr" else plain_call(node, names)
-        if node.users:
-            stem, n = node.name, 0
-            while (name := stem if n == 0 else f"{stem}_{n}") in taken:
-                n += 1
-            taken.add(name)
-            names[node] = name
-            text = f"{name} = {text}"
-        lines.append(text)
+        # every call has its name, since attributes speak of draws and checks by theirs
+        names[node] = fresh(identifier(node.name), taken)
+        lines.append(f"{names[node]} = {text}")
     return [f"    {line}" for line in lines]
 
 

@@ -10,6 +10,7 @@ import ast
 from collections.abc import Callable, Mapping
 from typing import Any, Never
 
+from rose_compiler.ir import checks as checks  # registers what traced graphs may call
 from rose_compiler.ir.ops import OpTable
 from rose_compiler.ir.parse_body import Body
 from rose_compiler.ir.parse_expr import Expressions, Reader

@@ -115,7 +115,7 @@ def makes_node(expr: ast.expr) -> bool:
     """Whether an expression calls something, rather than only naming values and constants."""
     if isinstance(expr, ast.Call):
         name = dotted(expr.func)
-        return name not in ("float", "slice", "torch.device")
+        return name not in ("float", "frozenset", "slice", "torch.device")
     if isinstance(expr, ast.Attribute):
         return qualified(expr) is None
     if isinstance(expr, ast.UnaryOp):
@@ -250,7 +250,7 @@ class Expressions:
     def _call(self, expr: ast.Call, name: str | None) -> Value:
         function = expr.func
         if isinstance(function, ast.Name):
-            if function.id in ("float", "slice"):
+            if function.id in ("float", "frozenset", "slice"):
                 return self._constructed(expr, function.id)
             return self.call_name(expr, function, name)
         if not isinstance(function, ast.Attribute):
@@ -297,6 +297,8 @@ class Expressions:
                 return slice(*args)
             if name == "float" and args in (["inf"], ["-inf"], ["nan"]):
                 return float(args[0])
+            if name == "frozenset" and len(args) == 1 and _are_plain(args[0]):
+                return frozenset(args[0])
             if name == "torch.device" and len(args) == 1 and type(args[0]) is str:
                 try:
                     return torch.device(args[0])
@@ -307,6 +309,10 @@ class Expressions:
             f"{name}(...) with arguments that it does not take",
             expected='float("inf"), slice(a, b, c) or torch.device("type:index")',
         )
+
+
+def _are_plain(items: Any) -> bool:
+    return isinstance(items, list) and all(type(i) in (bool, int, float, str) for i in items)
 
 
 def builtin(name: str) -> Op | None:

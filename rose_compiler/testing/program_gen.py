@@ -260,7 +260,7 @@ class Generator:
             self._call(place, "scale", self._pick(pool.views[-3:]))
 
     def _step(self, place: Place) -> None:
-        lent = {"alias": ("sim.outputs",), "borrowed": True}
+        lent: dict[str, Any] = {"alias": ("sim.outputs",), "borrowed": True}
         sim = self.roots["sim"]
         result = self._call(place, "step", self._int(place), sim, **lent)
         parts = self._call(place, "unpack", result, **lent)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,10 +146,55 @@ def test_sample_of_a_whole_rollout_keeps_everything() -> None:
     assert "action, logprob, _, value = act(obs, " in text
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(programs())
 def test_generated_programs_round_trip(generated: Generated) -> None:
     check_round_trip(generated.program)
+
+
+def test_every_fact_is_either_printed_or_left_out_on_purpose() -> None:
+    """A field that is added to the facts has to be dealt with in dump, parse and this test."""
+    names = {
+        kind.__name__: {f.name for f in fields(kind)} for kind in (facts.Facts, LoopFacts, Slot)
+    }
+    printed = {
+        "role",
+        "context",
+        "alias",
+        "borrowed",
+        "loop",
+        "slot",
+        "state",
+        "maybe_unbound",
+        "note",
+    }
+    assert names["Facts"] == printed | {"spec", "cost", "origin"}
+    assert names["LoopFacts"] == {"kind", "label", "index", "wrapper", "has_exit", "threads"}
+    assert names["Slot"] == {"lane", "stage", "order"}
+    signature = {f.name for f in fields(Signature)}
+    told = {
+        "name",
+        "params",
+        "reads",
+        "writes",
+        "results",
+        "batch",
+        "exact",
+        "may_raise",
+        "declared",
+    }
+    assert signature == told
+
+
+def test_facts_of_loops_round_trip() -> None:
+    top = Builder()
+    body = Builder(top)
+    body.placeholder("t", "index", alias=("a",), borrowed=True, maybe_unbound=True, note="n")
+    known = LoopFacts("iter", "epochs", "epoch", "tqdm", True, 2)
+    top.loop(body, (), (3,), (), known, name="loop")
+    text = check_round_trip(program_of(top, None))
+    marks = 'label="epochs", index="epoch", wrapper="tqdm", threads=2, has_exit=True'
+    assert f"for t in loop(3) @ loop({marks}) @ index(" in text
 
 
 _texts = st.text(alphabet=st.characters(codec="utf-8"), max_size=6)
@@ -206,6 +251,37 @@ def test_constants_round_trip(constant: Any) -> None:
     top = Builder()
     top.call(op("f", "x"), constant)
     check_round_trip(program_of(top, constant))
+
+
+def test_attributes_that_passes_read_are_kept_and_no_others() -> None:
+    top = Builder()
+    attributes = {
+        "calls": frozenset({"module", "optimizer"}),
+        "rows": {"obs": 0},
+        "draws": (),
+        "filename": "/somewhere/ppo.py",
+        "live": Thing(),
+    }
+    call = top.call(op("f", attributes=attributes), name="y")
+    text = check_round_trip(program_of(top, call))
+    shown = 'attributes={"calls": frozenset(["module", "optimizer"]), "rows": {"obs": 0}})'
+    assert shown in text
+    assert parse(text).ops.by_name["f"].attributes["calls"] == attributes["calls"]
+
+
+def test_names_of_calls_in_traced_graphs_are_kept() -> None:
+    """Attributes of the operation speak of draws and checks by name, used or not."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.create_node("call_function", torch.add, (x, 1), name="check_7")
+    graph.output(x)
+    body = fx.GraphModule(torch.nn.Module(), graph)
+    top = Builder()
+    y = top.call(Op(Signature("g", ("x",), (), ()), kind="graph", body=body), 1)
+    again = parse(check_round_trip(program_of(top, y)))
+    read = again.ops.by_name["g"].body
+    assert read is not None
+    assert [n.name for n in read.graph.nodes] == ["x", "check_7", "output"]
 
 
 def test_costs_and_origins_are_comments() -> None:

@@ -22,7 +22,7 @@ from rose_compiler.testing.programs import FEATURES, Generated, frozen, observe,
 Leaf = tuple[str, int | None]  # a state and an index into it, or the whole
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(programs())
 def test_programs_run_and_are_the_same_after_a_round_trip(generated: Generated) -> None:
     verify(generated.program)
@@ -304,7 +304,7 @@ class Truth(interp.Hooks):
 def test_signatures_say_what_operations_touch() -> None:
     checked: set[str] = set()
 
-    @settings(max_examples=100)
+    @settings(max_examples=70)
     @given(programs())
     def check(generated: Generated) -> None:
         def run(objects: dict[str, Any]) -> Any:
