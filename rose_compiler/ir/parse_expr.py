@@ -311,6 +311,11 @@ class Expressions:
         )
 
 
+def is_strings(found: Any) -> bool:
+    """Whether a constant is a list of strings."""
+    return isinstance(found, list) and all(type(i) is str for i in found)
+
+
 def _are_plain(items: Any) -> bool:
     return isinstance(items, list) and all(type(i) in (bool, int, float, str) for i in items)
 

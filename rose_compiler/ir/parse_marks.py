@@ -10,13 +10,9 @@ from typing import Any
 from rose_compiler.base.errors import nearest
 from rose_compiler.ir.contexts import CONTEXTS
 from rose_compiler.ir.facts import Context, LoopFacts, Slot
-from rose_compiler.ir.parse_expr import Expressions, Reader
+from rose_compiler.ir.parse_expr import Expressions, Reader, is_strings
 
 _KINDS = ("lane", "facts", "under", "loop", "index")
-
-
-def _is_strings(found: Any) -> bool:
-    return isinstance(found, list) and all(type(i) is str for i in found)
 
 
 def _is(kind: type) -> Callable[[Any], bool]:
@@ -24,7 +20,7 @@ def _is(kind: type) -> Callable[[Any], bool]:
 
 
 _FACTS: dict[str, Callable[[Any], bool]] = {
-    "alias": _is_strings,
+    "alias": is_strings,
     "borrowed": _is(bool),
     "maybe_unbound": _is(bool),
     "note": _is(str),

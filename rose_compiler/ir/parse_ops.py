@@ -16,7 +16,7 @@ from rose_compiler.ir.dump_names import CALL_WORDS
 from rose_compiler.ir.effects import EVERYTHING, GLOBAL_STATES, parse_entry
 from rose_compiler.ir.interp import call_graph
 from rose_compiler.ir.ops import KINDS, Op, Signature
-from rose_compiler.ir.parse_expr import Expressions, Reader, Value
+from rose_compiler.ir.parse_expr import Expressions, Reader, Value, is_strings
 
 
 def decorator(function: ast.FunctionDef, reader: Reader) -> tuple[str, dict[str, ast.expr]]:
@@ -61,10 +61,6 @@ class _Told:
     def rest_is_empty(self, known: tuple[str, ...]) -> None:
         for word, expr in self.told.items():
             raise self.reader.error(expr, f"unknown argument {word!r}{nearest(word, known)}")
-
-
-def is_strings(found: Any) -> bool:
-    return isinstance(found, list) and all(type(i) is str for i in found)
 
 
 def _is_count(found: Any) -> bool:

@@ -40,10 +40,6 @@ def _told(node: fx.Node) -> facts.Facts:
     return replace(known, loop=None) if known.loop and not is_call(node, LOOP) else known
 
 
-def _used(graph: fx.Graph, params: list[fx.Node]) -> list[fx.Node]:
-    return [p for p in params if p.users]
-
-
 class _Comparison:
     def __init__(self) -> None:
         self.nodes: dict[fx.Node, fx.Node] = {}
