@@ -17,8 +17,9 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from rose_compiler.base.errors import ConfigError, fail, register
 from rose_compiler.sim import layout
-from rose_compiler.sim.infos import Add, ShardInfos, Table, collect, snapshot
+from rose_compiler.sim.infos import Raw, ShardInfos, collect, snapshot
 from rose_compiler.sim.quiet import quiet_mujoco
+from rose_compiler.sim.tables import Add, Table
 
 register(
     "sim-shards",
@@ -29,7 +30,8 @@ register(
 )
 
 
-#: A step's result whose infos are a dict, :class:`ShardInfos` or a :class:`Table`.
+#: A step's result whose infos are a dict, :class:`ShardInfos`, a :class:`Table` or
+#: :class:`Raw`.
 BodyResult = tuple[Any, Any, Any, Any, Any]
 
 
@@ -73,7 +75,7 @@ class ShardVector(SyncVectorEnv):
 
     def reset(  # type: ignore[override]
         self, *, seed: Any = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, ShardInfos | Table]:
+    ) -> tuple[Any, ShardInfos | Table | Raw]:
         """Reset the environments, as gymnasium does."""
         self._adds = []
         obs, _ = super().reset(seed=seed, options=options)
@@ -83,7 +85,7 @@ class ShardVector(SyncVectorEnv):
         """Put observations into these arrays from now on."""
         self._observations = obs
 
-    def _infos(self) -> ShardInfos | Table:
+    def _infos(self) -> ShardInfos | Table | Raw:
         adds, self._adds = self._adds, []
         for _, info in adds:
             if "final_obs" in info:  # an environment may return its own buffer

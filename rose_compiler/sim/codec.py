@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rose_compiler.sim.infos import Schema, Table
+from rose_compiler.sim.tables import Schema, Table
 
 _PICKLED = 0xFFFF
 _LIMIT = 256

@@ -8,19 +8,14 @@ to tell when the order over the whole batch would have mattered.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-#: One environment's infos: (its index in the shard, the dict it returned).
-Add = tuple[int, dict[str, Any]]
-
-_SCALARS = (int, float, bool)
+from rose_compiler.sim.tables import SCALARS, Add, Table, empty, tabulate, tag_of
 
 
 class ShardInfos(dict[str, Any]):
@@ -50,67 +45,12 @@ class ShardInfos(dict[str, Any]):
         return ShardInfos, (dict(self), self.size, self.tags, self.adds)
 
 
-class Table:
-    """Infos in which every environment has the same keys, each a number or an array of one type.
-
-    The usual case of a step without episode ends, kept as a few arrays: ``blocks`` has one array
-    of (keys of one type, environments) for each scalar type, then one for each array key.
-    """
-
-    __slots__ = ("blocks", "schema")
-
-    def __init__(self, schema: Schema, blocks: list[np.ndarray]) -> None:
-        self.schema = schema
-        self.blocks = blocks
-
-
 @dataclass(frozen=True)
-class Schema:
-    """The keys of a :class:`Table` in their order, and the tag of each."""
+class Raw:
+    """Infos whose values differ in kind, as the environments returned them."""
 
+    adds: list[Add]
     size: int
-    keys: tuple[str, ...]
-    tags: tuple[Any, ...]
-
-    @cached_property
-    def groups(self) -> list[tuple[type, list[int]]]:
-        """Scalar types, each with the places of its keys."""
-        found: dict[type, list[int]] = {}
-        for i, tag in enumerate(self.tags):
-            if isinstance(tag, type):
-                found.setdefault(tag, []).append(i)
-        return list(found.items())
-
-    @cached_property
-    def arrays(self) -> list[int]:
-        """The places of keys whose values are arrays."""
-        return [i for i, tag in enumerate(self.tags) if not isinstance(tag, type)]
-
-    @cached_property
-    def shapes(self) -> list[tuple[np.dtype, tuple[int, ...], int]]:
-        """Type, shape and size in bytes of each block."""
-        scalars = [(np.dtype(kind), (len(at), self.size)) for kind, at in self.groups]
-        arrays = [(self.tags[i][0], (self.size, *self.tags[i][1])) for i in self.arrays]
-        return [(d, shape, d.itemsize * math.prod(shape)) for d, shape in scalars + arrays]
-
-    def columns(self, blocks: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Each key's array, a view of its block."""
-        out: list[Any] = [None] * len(self.keys)
-        for (_, at), block in zip(self.groups, blocks, strict=False):
-            for i, row in zip(at, block, strict=True):
-                out[i] = row
-        for i, block in zip(self.arrays, blocks[len(self.groups) :], strict=True):
-            out[i] = block
-        return out
-
-    def infos(self, blocks: Sequence[np.ndarray], size: int) -> dict[str, Any]:
-        """The infos of ``size`` environments as gymnasium gives them."""
-        masks = np.ones((len(self.keys), size), dtype=np.bool_)
-        merged: dict[str, Any] = {}
-        for key, column, mask in zip(self.keys, self.columns(blocks), masks, strict=True):
-            merged[key] = column
-            merged[f"_{key}"] = mask
-        return merged
 
 
 class _Mixed(Exception):
@@ -132,17 +72,18 @@ def snapshot(info: dict[str, Any]) -> dict[str, Any]:
     return copied
 
 
-def collect(adds: list[Add], size: int) -> ShardInfos | Table:
+def collect(adds: list[Add], size: int) -> ShardInfos | Table | Raw:
     """Merge what the environments of a shard returned in one step."""
     if not adds:
         return ShardInfos({}, size, {})
-    table = _tabulate(adds, size)
+    table = tabulate(adds, size)
     if table is not None:
         return table
     try:
         data, tags = _collect(adds, size)
     except _Mixed:
-        return ShardInfos(_add_all([(0, adds)], size), size, {}, adds)
+        # not merged yet: it may fail for these environments alone, and not for the whole batch
+        return Raw(adds, size)
     return ShardInfos(data, size, tags)
 
 
@@ -153,56 +94,10 @@ def expand(infos: Any) -> dict[str, Any]:
         # copied: the blocks of a table that came by message are read-only views of it
         data = schema.infos([np.array(block) for block in infos.blocks], schema.size)
         return ShardInfos(data, schema.size, dict(zip(schema.keys, schema.tags, strict=True)))
+    if isinstance(infos, Raw):
+        return ShardInfos(_add_all([(0, infos.adds)], infos.size), infos.size, {}, infos.adds)
     merged: dict[str, Any] = infos
     return merged
-
-
-#: Schemas by size, keys and types of values; None where infos of these types make no table.
-_schemas: dict[Any, Schema | None] = {}
-
-
-def _tabulate(adds: list[Add], size: int) -> Table | None:
-    if len(adds) != size:
-        return None
-    first = adds[0][1]
-    keys = tuple(first)
-    kinds = tuple(map(type, first.values()))
-    values = []
-    for i, (row, info) in enumerate(adds):
-        if row != i or tuple(info) != keys or tuple(map(type, info.values())) != kinds:
-            return None
-        values.append(list(info.values()))
-    shapes = tuple((v.dtype, v.shape) for v in values[0] if type(v) is np.ndarray)
-    try:
-        schema = _schemas[size, keys, kinds, shapes]
-    except KeyError:
-        schema = _schema(size, keys, values[0])
-        if len(_schemas) < 1024:
-            _schemas[size, keys, kinds, shapes] = schema
-    if schema is None:
-        return None
-    blocks: list[np.ndarray] = []
-    for kind, at in schema.groups:
-        if len(at) == len(keys):
-            blocks.append(np.array(values, kind).T)
-        else:
-            blocks.append(np.array([[row[i] for i in at] for row in values], kind).T)
-    for i in schema.arrays:
-        if any((row[i].dtype, row[i].shape) != schema.tags[i] for row in values):
-            return None
-        blocks.append(np.stack([row[i] for row in values]))
-    return Table(schema, blocks)
-
-
-def _schema(size: int, keys: tuple[str, ...], values: list[Any]) -> Schema | None:
-    tags = tuple(_tag(key, value) for key, value in zip(keys, values, strict=True))
-    for key, tag in zip(keys, tags, strict=True):
-        # a key that begins with an underscore may be taken for another one's mask
-        if tag is None or isinstance(tag, dict) or key.startswith("_"):
-            return None
-        if isinstance(tag, tuple) and tag[0].hasobject:
-            return None
-    return Schema(size, keys, tags) if keys else None
 
 
 def _collect(adds: list[Add], size: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -219,49 +114,26 @@ def _collect(adds: list[Add], size: int) -> tuple[dict[str, Any], dict[str, Any]
     for key, (rows, values) in columns.items():
         if key.startswith("_") and key[1:] in columns:
             raise _Mixed
-        tag = _tag(key, values[0])
+        tag = tag_of(key, values[0])
         if isinstance(tag, type):
             same = all(type(value) is tag for value in values)
         else:
-            same = all(_tag(key, value) == tag for value in values)
-        if not same:
+            same = all(tag_of(key, value) == tag for value in values)
+        if not same or len(set(rows)) < len(rows):
             raise _Mixed
         if isinstance(tag, dict):
             data[key], tags[key] = _collect(list(zip(rows, values, strict=True)), size)
         else:
-            array = data[key] = _empty(tag, size)
+            array = data[key] = empty(tag, size)
             tags[key] = tag
             if array.dtype.hasobject:
                 for i, value in zip(rows, values, strict=True):
                     array[i] = value
-            elif len(rows) == size and rows[0] == 0 and rows[-1] == size - 1:
-                array[:] = values
             else:
                 array[rows] = values
         mask = data[f"_{key}"] = np.zeros(size, dtype=np.bool_)
         mask[rows] = True
     return data, tags
-
-
-def _tag(key: str, value: Any) -> Any:
-    kind = type(value)
-    if key == "final_obs":
-        return None
-    if kind in _SCALARS or issubclass(kind, np.number):
-        return kind
-    if isinstance(value, dict):
-        return {}
-    if isinstance(value, np.ndarray):
-        return value.dtype, value.shape
-    return None
-
-
-def _empty(tag: Any, size: int) -> np.ndarray:
-    if tag is None:
-        return np.full(size, fill_value=None, dtype=object)
-    if isinstance(tag, tuple):
-        return np.zeros((size, *tag[1]), dtype=tag[0])
-    return np.zeros(size, dtype=tag)
 
 
 class _Adder(VectorEnv):
@@ -293,21 +165,24 @@ def merge(parts: Sequence[Any], sizes: Sequence[int]) -> dict[str, Any]:
             axis = 1 if i < len(schema.groups) else 0
             blocks.append(np.concatenate([part.blocks[i] for part in parts], axis))
         return schema.infos(blocks, total)
-    parts = [expand(part) for part in parts]
     offsets = np.cumsum([0, *sizes[:-1]]).tolist()
-    ours = [part for part in parts if isinstance(part, ShardInfos)]
-    if len(ours) < len(parts):
-        return _merge_plain(list(zip(parts, offsets, sizes, strict=True)), total)
-    try:
-        if any(part.adds is not None for part in ours):
-            raise _Mixed
-        tagged: list[_Tagged] = [
-            (part, part.tags, i, n) for part, i, n in zip(ours, offsets, sizes, strict=True)
-        ]
-        return _merge_tagged(tagged, total)
-    except _Mixed:
-        adds = [part.adds if part.adds is not None else _undo(part, part.tags) for part in ours]
-        return _add_all(list(zip(offsets, adds, strict=True)), total)
+    known: list[Any] = [part if isinstance(part, Raw) else expand(part) for part in parts]
+    # empty infos fit any kind
+    known = [part or ShardInfos({}, n, {}) for part, n in zip(known, sizes, strict=True)]
+    if not all(isinstance(part, Raw | ShardInfos) for part in known):
+        return _merge_plain(list(zip(map(expand, known), offsets, sizes, strict=True)), total)
+    if not any(isinstance(part, Raw) or part.adds is not None for part in known):
+        try:
+            placed = zip(known, offsets, sizes, strict=True)
+            return _merge_tagged([(part, part.tags, i, n) for part, i, n in placed], total)
+        except _Mixed:
+            pass
+    return _add_all([(i, _adds(part)) for part, i in zip(known, offsets, strict=True)], total)
+
+
+def _adds(part: Any) -> list[Add]:
+    found: list[Add] | None = part.adds
+    return _undo(part, part.tags) if found is None else found
 
 
 def _alike(part: Any, first: Table) -> bool:
@@ -332,7 +207,7 @@ def _merge_tagged(parts: list[_Tagged], total: int) -> dict[str, Any]:
                 if f"_{key}" in kinds or (key.startswith("_") and key[1:] in kinds):
                     raise _Mixed
                 kinds[key] = {} if is_dict else tag
-                merged[key] = None if is_dict else _empty(tag, total)
+                merged[key] = None if is_dict else empty(tag, total)
                 merged[f"_{key}"] = np.zeros(total, dtype=np.bool_)
             elif kinds.get(key, _Mixed) != ({} if is_dict else tag):
                 raise _Mixed
@@ -356,11 +231,13 @@ def _undo(data: dict[str, Any], tags: dict[str, Any]) -> list[Add]:
             for i in rows:
                 adds.setdefault(i, {})[key] = inner.get(i, {})
             continue
-        # numpy hands out its own scalars, and for Python's types the exact Python value
-        plain = tag in _SCALARS if isinstance(tag, type) else False
         for i in rows:
             value = data[key][i]
-            adds.setdefault(i, {})[key] = value.item() if plain else value
+            if isinstance(tag, tuple):
+                value = np.asarray(value)  # an array of no dimensions came out as a scalar
+            elif tag in SCALARS:
+                value = value.item()
+            adds.setdefault(i, {})[key] = value
     return sorted(adds.items())
 
 
@@ -400,13 +277,13 @@ def _rows(values: list[tuple[Any, int, int]], total: int) -> Any:
     shapes = {array.shape[1:] for array, _, _ in arrays}
     if len(arrays) == len(values) and len(shapes) == 1:
         kind = np.result_type(*(array.dtype for array, _, _ in arrays))
-        out = _empty((kind, shapes.pop()), total)
+        out = empty((kind, shapes.pop()), total)
         if kind.hasobject:
             out[...] = None
         for array, offset, size in arrays:
             out[offset : offset + size] = array
         return out
-    out = _empty(None, total)
+    out = empty(None, total)
     for value, offset, size in values:
         listed = isinstance(value, list | tuple) and len(value) == size
         for i in range(size):

@@ -71,7 +71,7 @@ class BaseShard:
             np.array(reward),
             np.array(terminated),
             np.array(truncated),
-            expand(infos),
+            layout.copy(expand(infos)),
         )
 
     def collect(self) -> BodyResult:
@@ -91,7 +91,7 @@ class BaseShard:
         """Reset this shard's environments; arguments as for a vector environment of its size."""
         self.reset_async(seed, options, None)
         obs, infos = self.reset_collect()
-        return layout.copy(obs), expand(infos)
+        return layout.copy(obs), layout.copy(expand(infos))
 
     def reset_async(self, seed: Any, options: dict[str, Any] | None, mask: Any) -> None:
         """Begin a reset of all environments, or of those in ``mask``."""

@@ -210,3 +210,38 @@ def recorded(start: int, count: int) -> RecordEpisodeStatistics:
     """Walks ``start`` to ``start + count`` with their own episode statistics."""
     fns = [functools.partial(Walk, i) for i in range(start, start + count)]
     return RecordEpisodeStatistics(SyncVectorEnv(fns))
+
+
+class Batch(gymnasium.vector.VectorEnv):
+    """A vector environment of its own kind: counts up, and hands out its own buffers."""
+
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
+
+    def __init__(self, count: int) -> None:
+        self.num_envs = count
+        self.single_observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        self.single_action_space = spaces.Box(-1, 1, (1,), np.float32)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (count, 1), np.float32)
+        self.action_space = spaces.Box(-1, 1, (count, 1), np.float32)
+        self.obs = np.zeros((count, 1), np.float32)
+        self.rewards = np.zeros(count, np.float32)
+        self.no = np.zeros(count, np.bool_)
+        self.time = np.zeros(count)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.obs[:, 0] = seed + np.arange(self.num_envs)
+        return self.obs, {}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self.obs += 1
+        self.rewards[:] = self.obs[:, 0]
+        self.time += 1
+        infos: dict[str, Any] = {
+            "time": self.time,
+            "names": [f"e{i}" for i in range(self.num_envs)],
+            "backend": "numpy",
+            "sub": {"matrix": np.zeros((self.num_envs, 2, 2))},
+        }
+        if self.num_envs > 2:
+            infos["only_big"] = np.ones(self.num_envs, np.int64)
+        return self.obs, self.rewards, self.no, self.no, infos

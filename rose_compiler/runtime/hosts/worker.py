@@ -6,6 +6,7 @@ heavy: what the component needs, its factory imports.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
 import mmap
@@ -141,6 +142,13 @@ def main(arguments: list[str]) -> None:
     with suppress(BrokenPipeError, ConnectionResetError):
         worker.serve()
     worker.close()
+    # what was registered to run at exit runs, but modules are not torn down: that takes seconds
+    # with some simulators, and crashes others
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
