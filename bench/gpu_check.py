@@ -1,6 +1,6 @@
 """Checks that need a CUDA device, as one script: ``python -m bench.gpu_check [--json FILE]``.
 
-Each check prints one line: ``pass``, ``fail``, or ``absent`` where the machine has no device for it.
+Each check prints one line: ``pass``, ``fail``, or ``absent`` where there is no device for it.
 The checks that plant a fault run in a process of their own under torch's CUDA sanitizer: the
 planted fault must be reported, and the same work done properly must not.
 """
