@@ -47,6 +47,11 @@ class Audit(TorchDispatchMode):
         self._made: dict[int, torch.Tensor] = {}
         self.current: Effects | None = None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # the wrapper that torch would put around __torch_dispatch__ imports torch._dynamo: seconds
+        return False
+
     def inside(self) -> _Inside:
         """Operators run in this context belong to a recorded call."""
         return _Inside(self)
