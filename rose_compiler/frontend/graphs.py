@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +15,17 @@ from rose_compiler.base.remarks import Blocker, RemarkLog
 from rose_compiler.frontend.record import Record
 from rose_compiler.frontend.trace import Traced, trace
 from rose_compiler.ir import facts
-from rose_compiler.ir.effects import RNG_TORCH
+from rose_compiler.ir.deps import Dependences
+from rose_compiler.ir.effects import RNG_TORCH, related
 from rose_compiler.ir.ops import STATE, Op, Signature
 from rose_compiler.ir.program import Program, is_call, is_item, is_state, op_of, placeholders
 from rose_compiler.ir.rewriter import Rewriter
 
 PASS = "trace"
+#: Where simulators made of tensors live; their steps are inlined.
+INLINED_SIMULATOR = "rose_compiler/sim/torch_envs.py"
+#: Fewer statements than this are not worth a graph, unless they call a module.
+WORTH = 4
 _NO_GRAD = ("no_grad", "inference_mode")
 
 
@@ -35,45 +41,73 @@ class Run:
 
 
 def trace_runs(program: Program, record: Record, log: RemarkLog) -> int:
-    """Trace what can be traced in the bodies of loops that step a simulator.
+    """Trace what can be traced in the bodies of loops that step a simulator, or one that was inlined.
 
     Elsewhere the user's statements stay as they are: one operation of straight Python costs less
     than a graph that nothing is done with. Returns the number of graphs made.
     """
     made = 0
     for loop in program.loops():
-        if not any(is_call(n) and op_of(n).kind == "step" for n in loop.graph.nodes):
+        if not any(is_call(n) and _steps(n) for n in loop.graph.nodes):
             continue
-        for run in find_runs(loop.graph, record):
+        for run in find_runs(loop.graph, record, Dependences(program)):
             made += make_graph(program, run, record, log)
     return made
 
 
-def find_runs(graph: fx.Graph, record: Record) -> list[Run]:
+def _written(graph: fx.Graph, deps: Dependences) -> set[str]:
+    """States that operations of a body write, generators apart."""
+    return {
+        e.state
+        for node in graph.nodes
+        for e in deps.effects(node)
+        if e.write and not e.state.startswith(("rng:", "*"))
+    }
+
+
+def _steps(node: fx.Node) -> bool:
+    """Whether an operation is a simulator's step, or part of one made of tensors."""
+    if op_of(node).kind == "step":
+        return True
+    return any(INLINED_SIMULATOR in w.file for w in _places(node))
+
+
+def _places(node: fx.Node) -> list[SourceLocation]:
+    where = facts.get(node).origin.where
+    return [] if where is None else [where]
+
+
+def find_runs(graph: fx.Graph, record: Record, deps: Dependences) -> list[Run]:
     """Maximal runs of traceable operations; items in between belong to what they pick from."""
     runs: list[Run] = []
+    written = _written(graph, deps)
+
+    def fits(node: fx.Node) -> bool:
+        # what a state holds is rebound while the loop runs, so a graph can't be handed it once
+        return traceable(node, record) and not any(
+            related(e.state, w) for e in deps.effects(node) for w in written if not e.write
+        )
+
     current: list[fx.Node] = []
     context: Any = None
     for node in graph.nodes:
         if is_item(node) or node.op in ("placeholder", "get_attr") or is_call(node, STATE):
             continue
-        if traceable(node, record) and (not current or facts.get(node).context == context):
+        if fits(node) and (not current or facts.get(node).context == context):
             current.append(node)
             context = facts.get(node).context
             continue
         if current:
             runs.append(Run(current))
-        current = [node] if traceable(node, record) else []
+        current = [node] if fits(node) else []
         context = facts.get(node).context
     if current:
         runs.append(Run(current))
     return [
         r
         for r in runs
-        if any(
-            record.examples[n].args and "module" in op_of(n).attributes.get("calls", ())
-            for n in r.nodes
-        )
+        if len(r.nodes) >= WORTH
+        or any("module" in op_of(n).attributes.get("calls", ()) for n in r.nodes)
     ]
 
 
@@ -91,12 +125,13 @@ def traceable(node: fx.Node, record: Record) -> bool:
         return False
     if any(r.startswith("rng:") and r != RNG_TORCH for r in signature.reads):
         return False
-    if not any(c.kind in _NO_GRAD for c in facts.get(node).context):
-        return False
     spec = facts.get(node).spec
     if spec is None:
         return False
     results = spec.items if op.signature.results > 1 else (spec,)
+    no_grad = any(c.kind in _NO_GRAD for c in facts.get(node).context)
+    if not no_grad and any(s.requires_grad or s.kind != "tensor" for s in results):
+        return False
     return all(s.kind == "tensor" or s.type_name.startswith("torch.distributions") for s in results)
 
 
@@ -305,12 +340,7 @@ def _size(gm: fx.GraphModule) -> int:
 
 
 def _title(run: Run) -> str:
-    """A name after the function that the run was inlined from, else after its place."""
+    """A name after the function that the run was inlined from."""
     chain = facts.get(run.nodes[0]).origin.inlined_from
-    where: SourceLocation | None = chain[-1] if chain else facts.get(run.nodes[0]).origin.where
-    if chain and where is not None:
-        text = where.source
-        for word in ("act", "value", "policy", "forward"):
-            if word in text:
-                return word
-    return "graph"
+    called = re.findall(r"(\w+)\(", chain[-1].source) if chain else []
+    return called[0] if called and called[0].isidentifier() else "graph"
