@@ -41,9 +41,9 @@ class Run:
 
 
 def trace_runs(program: Program, record: Record, log: RemarkLog) -> int:
-    """Trace what can be traced in the bodies of loops that step a simulator, or one that was inlined.
+    """Trace what can be traced in the bodies of loops that step a simulator.
 
-    Elsewhere the user's statements stay as they are: one operation of straight Python costs less
+    A simulator whose step was inlined counts. Elsewhere the user's statements stay as they are: one operation of straight Python costs less
     than a graph that nothing is done with. Returns the number of graphs made.
     """
     made = 0
