@@ -1,0 +1,83 @@
+"""Built-in operations as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.fx as fx
+
+from rose_compiler.codegen.expressions import Printer, References
+from rose_compiler.ir import ops
+from rose_compiler.ir.ops import Op
+
+Writer = Callable[[fx.Node, References, Printer], str]
+
+
+def _rows(node: fx.Node, refs: References, p: Printer) -> str:
+    value, lo, hi = (p.value(a, refs) for a in node.args)
+    return f"{value}[{lo}:{hi}]"
+
+
+def _concat(node: fx.Node, refs: References, p: Printer) -> str:
+    return f"rt.concat({p.arguments(node.args, {}, refs)})"
+
+
+def _randn(node: fx.Node, refs: References, p: Printer) -> str:
+    *shape, dtype, device = node.args
+    return (
+        f"torch.randn({p.value(tuple(shape), refs)}, dtype={p.value(dtype, refs)}, "
+        f"device={p.value(device, refs)})"
+    )
+
+
+def _merge(node: fx.Node, refs: References, p: Printer) -> str:
+    env, *results = (p.value(a, refs) for a in node.args)
+    return f"{env}.merge([{', '.join(results)}])"
+
+
+def _snapshot(node: fx.Node, refs: References, p: Printer) -> str:
+    return f"rt.snapshot({p.value(node.args[0], refs)})"
+
+
+def _new_list(node: fx.Node, refs: References, p: Printer) -> str:
+    return "[]"
+
+
+def _append(node: fx.Node, refs: References, p: Printer) -> str:
+    items, value = (p.value(a, refs) for a in node.args)
+    return f"{items}.append({value})"
+
+
+def _join_rows(node: fx.Node, refs: References, p: Printer) -> str:
+    return f"rt.concat(*{p.value(node.args[0], refs)})"
+
+
+def _split_rows(node: fx.Node, refs: References, p: Printer) -> str:
+    return f"rt.split_rows({p.arguments(node.args, {}, refs)})"
+
+
+def _piece(node: fx.Node, refs: References, p: Printer) -> str:
+    parts, index, start, step = (p.value(a, refs) for a in node.args)
+    if (start, step) == ("0", "1"):
+        return f"{parts}[{index}]"
+    return f"{parts}[({index} - {start}) // {step}]"
+
+
+_WRITERS: dict[Op, Writer] = {
+    ops.ROWS: _rows,
+    ops.CONCAT: _concat,
+    ops.RANDN: _randn,
+    ops.MERGE: _merge,
+    ops.SNAPSHOT: _snapshot,
+    ops.NEW_LIST: _new_list,
+    ops.APPEND: _append,
+    ops.JOIN_ROWS: _join_rows,
+    ops.SPLIT_ROWS: _split_rows,
+    ops.PIECE: _piece,
+}
+
+
+def text(op: Op, node: fx.Node, refs: References, printer: Printer) -> str | None:
+    """A call of a built-in operation; None for any other."""
+    writer = _WRITERS.get(op)
+    return None if writer is None else writer(node, refs, printer)

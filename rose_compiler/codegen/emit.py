@@ -1,0 +1,142 @@
+"""From a program to the text of a module with one function, ``run(rt, *values, *states)``."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.fx as fx
+
+from rose_compiler.base.errors import SourceLocation
+from rose_compiler.base.faultmap import FaultMap
+from rose_compiler.codegen.loops import Function
+from rose_compiler.codegen.module import Module
+from rose_compiler.codegen.schedule import Schedule, schedule
+from rose_compiler.codegen.scopes import Scope
+from rose_compiler.ir.program import Program, is_call, op_of, output_node, placeholders
+
+_serial = itertools.count(1)
+_used: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """Emitted code: the text, the name it goes by in tracebacks, and what it names.
+
+    ``places`` has the user's line of each emitted line that has one.
+    """
+
+    name: str
+    source: str
+    filename: str
+    namespace: Mapping[str, Any]
+    faults: FaultMap
+    places: Mapping[int, SourceLocation] = field(default_factory=dict)
+    plan: Schedule | None = None
+
+
+def emit(program: Program, *, filename: str | None = None) -> Emitted:
+    """Emit a program of stage "captured" or "scheduled".
+
+    The text needs ``rt`` (:class:`rose_compiler.runtime.support.Runtime`), torch, and the
+    operations of its namespace. ``filename`` is made up from the program's name if left out.
+
+    Raises:
+        VerifyError: where a slot breaks a dependence.
+    """
+    plan = schedule(program)
+    filename = filename or _filename(program.name)
+    module = Module()
+    for reserved in ("run", "error"):
+        module.names.take(reserved)
+    for op in dict.fromkeys(op_of(n) for n in program.nodes() if is_call(n)):
+        if op.kind != "builtin":
+            module.function(op)
+    function = Function(plan, module)
+    _run(function, program)
+    return _assembled(program, plan, module, function, filename)
+
+
+def _filename(name: str) -> str:
+    found = f"<rose:{name}>"
+    if found in _used:
+        found = f"<rose:{name}#{next(_serial)}>"
+    _used.add(found)
+    return found
+
+
+def _run(f: Function, program: Program) -> None:
+    params = []
+    names = (*program.value_params, *program.state_params)
+    for node, param in zip(placeholders(program.graph), names, strict=True):
+        f.variables[node] = f.names.fresh(param)
+        params.append(f.variables[node])
+    with f.writer.block(f"def run(rt, {', '.join(params)}):" if params else "def run(rt):"):
+        for lane in f.plan.lanes:
+            f.writer.line(f"{f.lane(lane)} = rt.lane({lane!r})")
+        for variable, root, what in f.states.lookups:
+            word = "shard" if isinstance(what, int) else "state"
+            f.writer.line(f"{variable} = rt.{word}({f.variables[root]}, {what!r})")
+        body = f.plan.bodies[program.graph]
+        if f.plan.plain:
+            _body(f, program, f.scope_of(body))
+            return
+        with f.writer.block("try:"):
+            _body(f, program, f.scope_of(body))
+        with f.writer.block("except BaseException as error:"):
+            f.writer.line("rt.fault(error, FAULTS)")
+            f.writer.line("raise")
+        with f.writer.block("finally:"):
+            f.writer.line("rt.drain()")
+
+
+def _body(f: Function, program: Program, scope: Scope) -> None:
+    f.actions(f.plan.bodies[program.graph], scope)
+    output = output_node(program.graph)
+    result: Any = output.args[0]
+    used: dict[fx.Node, str] = {n: f.ref(n, scope, None) for n in output.all_input_nodes}
+    # only what is returned itself is read here; an unbound variable inside a tuple was read before
+    f.check(output, result, used)
+    text = f.module.printer.value(result, used)
+    if isinstance(result, tuple) and len(result) > 1:
+        text = text[1:-1]
+    f.writer.line(f"return {text}")
+
+
+def _assembled(
+    program: Program, plan: Schedule, module: Module, function: Function, filename: str
+) -> Emitted:
+    head = list(_head(program, module, function))
+    shift = len(head)
+    faults = FaultMap(
+        filename,
+        tuple(function.sites),
+        tuple(function.trips),
+        {line + shift: levels for line, levels in function.writer.faults.items()},
+    )
+    return Emitted(
+        program.name,
+        "\n".join([*head, *function.writer.lines]) + "\n",
+        filename,
+        {**module.namespace, "FAULTS": faults},
+        faults,
+        {line + shift: where for line, where in function.writer.places.items()},
+        plan,
+    )
+
+
+def _head(program: Program, module: Module, function: Function) -> Iterator[str]:
+    yield f"# {program.name}, {program.stage}. An edited copy runs with ROSE_EDIT=<file>."
+    text = "\n".join([*itertools.chain(*module.functions), *function.writer.lines])
+    if "torch." in text:
+        yield "import torch"
+    if "F." in text:
+        yield "import torch.nn.functional as F"
+    yield ""
+    for lines in module.functions:
+        yield ""
+        yield from lines
+        yield ""
+    yield ""

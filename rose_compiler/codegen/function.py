@@ -1,0 +1,393 @@
+"""Emits the function of a program: bodies, operations, branches; loops are in ``loops.py``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.fx as fx
+
+from rose_compiler.base.faultmap import Level, Site
+from rose_compiler.codegen import builtins
+from rose_compiler.codegen.module import Module, is_block
+from rose_compiler.codegen.schedule import Action, Body, Schedule, is_pick
+from rose_compiler.codegen.scopes import Scope, Spread
+from rose_compiler.codegen.states import States
+from rose_compiler.codegen.suites import Suite, context_of
+from rose_compiler.codegen.unbound import maybe_unbound
+from rose_compiler.codegen.writer import Writer
+from rose_compiler.ir import facts
+from rose_compiler.ir.facts import Context
+from rose_compiler.ir.ops import BRANCH, BREAK_IF, LOOP, SHARD, STATE, UNBOUND, Op
+from rose_compiler.ir.program import (
+    BranchView,
+    LoopView,
+    is_call,
+    is_exit,
+    is_item,
+    op_of,
+    output_node,
+    placeholders,
+)
+
+
+class Emitter(ABC):
+    """What all parts of the emitted function share: variables, sites, modes, the text so far."""
+
+    def __init__(self, plan: Schedule, module: Module) -> None:
+        self.plan, self.module = plan, module
+        self.names = module.names
+        self.writer = Writer()
+        self.variables: dict[fx.Node, str] = {}
+        self.states = States(plan, module.names)
+        self.unset = maybe_unbound(plan.program)
+        self.sites: list[Site] = []
+        self.trips: list[str] = []
+        self.open: list[Context] = []  # the modes that the text being written stands under
+        self._site_of: dict[fx.Node, int] = {}
+        self._body_of: dict[fx.Graph, int] = {}
+        self._tasks: dict[fx.Node, str] = {}
+        self._lanes: dict[str, str] = {}
+        self.around: tuple[Level, ...] = ()
+
+    # -- names
+
+    def name(self, node: fx.Node) -> str:
+        """The variable that holds a node's value."""
+        if node not in self.variables:
+            self.variables[node] = self.names.fresh(_called(node))
+        return self.variables[node]
+
+    def task(self, node: fx.Node) -> str:
+        """The variable that holds a task under way."""
+        if node not in self._tasks:
+            self._tasks[node] = self.names.fresh(f"{op_of(node).name}_task")
+        return self._tasks[node]
+
+    def lane(self, lane: str) -> str:
+        """The variable that holds a lane."""
+        if lane not in self._lanes:
+            self._lanes[lane] = self.names.fresh(lane.replace(":", "_"))
+        return self._lanes[lane]
+
+    def ref(self, node: fx.Node, scope: Scope, at: Action | None) -> str:
+        """How an action reads a value or a state."""
+        found = self.states.name(node)
+        if found is not None:
+            return found
+        if is_call(node, STATE):
+            root, path = node.args
+            assert isinstance(root, fx.Node)
+            return f"rt.state({self.ref(root, scope, at)}, {path!r})"
+        if is_call(node, SHARD):
+            env, index = node.args
+            text = self.module.printer.value(index, self.refs(node, scope, at))
+            assert isinstance(env, fx.Node)
+            return f"rt.shard({self.ref(env, scope, at)}, {text})"
+        return scope.ref(node, at)
+
+    def refs(self, node: fx.Node, scope: Scope, at: Action | None) -> dict[fx.Node, str]:
+        """References to all that a node uses."""
+        return {n: self.ref(n, scope, at) for n in node.all_input_nodes if n.op != "get_attr"}
+
+    def value(self, item: Any, scope: Scope, at: Action | None) -> str:
+        """A value, or a nest of them, as text."""
+        used: list[fx.Node] = []
+        fx.node.map_arg(item, used.append)  # type: ignore[arg-type]
+        return self.module.printer.value(item, {n: self.ref(n, scope, at) for n in used})
+
+    # -- what the fault map knows
+
+    def body_index(self, graph: fx.Graph) -> int:
+        if graph not in self._body_of:
+            self._body_of[graph] = len(self.trips)
+            self.trips.append("")
+        return self._body_of[graph]
+
+    def site(self, action: Action, body: Body) -> int:
+        """The number of an operation in the fault map."""
+        node = action.node
+        if node not in self._site_of:
+            issue = next(a for a in body.actions if a.node is node and a.what != "await")
+            writes: tuple[str, ...] = ()
+            if not self.plan.plain:
+                writes = tuple(e.state for e in self.plan.deps.effects(node) if e.write)
+            site = Site(
+                facts.get(node).loop.label if is_call(node, LOOP) else _title(node),
+                self.body_index(body.graph),
+                issue.position,
+                issue.stage,
+                issue.order,
+                issue.lane,
+                writes,
+                facts.get(node).origin.where,
+            )
+            self._site_of[node] = len(self.sites)
+            self.sites.append(site)
+        return self._site_of[node]
+
+    @contextmanager
+    def at(self, action: Action, body: Body, epilogue: int) -> Iterator[None]:
+        """Lines written inside belong to an action."""
+        before = self.around
+        if not self.plan.plain and action.what != "copy":
+            level = Level(self.site(action, body), action.stage, action.order, epilogue)
+            self.around = self.writer.levels = (*before, level)
+        try:
+            yield
+        finally:
+            self.around = self.writer.levels = before
+
+    # -- actions
+
+    def actions(self, body: Body, scope: Scope, epilogue: int = 0) -> None:
+        """Write the actions of a body in issue order; in an epilogue, those still to be done."""
+        suite = Suite(self)
+        for action in body.actions:
+            if action.stage < epilogue:
+                continue
+            trips = action.stage
+            if epilogue:  # those of the first stage are known to have begun there
+                trips = action.stage - epilogue + 1 if action.stage > epilogue else 0
+            suite.enter(trips, context_of(action))
+            with self.at(action, body, epilogue):
+                self.action(action, body, scope)
+        suite.leave()
+
+    @abstractmethod
+    def action(self, action: Action, body: Body, scope: Scope) -> None:
+        """Write one action."""
+
+    @abstractmethod
+    def started(self) -> str:
+        """The variable that counts the trips of the innermost loop."""
+
+    def scope_of(self, body: Body) -> Scope:
+        if body.scheduled:
+            return Spread(self.variables, body, self.names, self.name, self.task)
+        return Scope(self.variables)
+
+
+def _called(node: fx.Node) -> str:
+    """What a value is called: by its own name, or by the variable that it is the last value of."""
+    if not is_pick(node) or not node.name.startswith("getitem"):
+        return node.name
+    source, position = node.args
+    assert isinstance(source, fx.Node)
+    assert isinstance(position, int)
+    if is_call(source, LOOP):
+        return LoopView(source).carried[position].name
+    return f"{_called(source)}_{position}"
+
+
+def _title(node: fx.Node) -> str:
+    return op_of(node).name if is_call(node) else node.name
+
+
+class Operations(Emitter):
+    """Operations, waits, branches and exits."""
+
+    def action(self, action: Action, body: Body, scope: Scope) -> None:
+        node = action.node
+        if action.what == "copy":
+            assert isinstance(scope, Spread)
+            copy = scope.carried[node].copy
+            self.writer.line(f"{copy} = {scope.ref(node, action)}")
+            for other in scope.made(node):
+                self.writer.line(f"{other} = {copy}")
+        elif action.what == "await":
+            self.assign(node, f"{self.task(node)}.wait()", scope)
+        elif is_call(node, LOOP):
+            self.loop(action, scope)
+        elif is_call(node, BRANCH):
+            self.branch(action, scope)
+        elif is_exit(node):
+            self.exit(action, scope)
+        elif action.what == "submit":
+            self.submit(action, body, scope)
+        else:
+            self.call(action, scope)
+
+    @abstractmethod
+    def loop(self, action: Action, scope: Scope) -> None:
+        """Write a loop."""
+
+    def call(self, action: Action, scope: Scope) -> None:
+        node = action.node
+        refs = self.refs(node, scope, action)
+        printer = self.module.printer
+        if not is_call(node):
+            self.check(node, node.args, refs)
+            self.assign(node, printer.plain(node, refs), scope)
+            return
+        op = op_of(node)
+        text = builtins.text(op, node, refs, printer)
+        if text is None:
+            function = self.function(op, node, refs)
+            text = f"{function}({printer.arguments(node.args, node.kwargs, refs)})"
+        else:
+            self.check(node, node.args, refs)
+        self.assign(node, text, scope)
+
+    def submit(self, action: Action, body: Body, scope: Scope) -> None:
+        node, op = action.node, op_of(action.node)
+        refs = self.refs(node, scope, action)
+        lane, site = self.lane(action.lane), self.site(action, body)
+        where = facts.get(node).origin.where
+        printer = self.module.printer
+        step = _stepped(op, node) if action.lane.startswith("shard:") else None
+        if step is not None:
+            env, value = (printer.value(v, refs) for v in step)
+            self.check(node, node.args, refs)
+            text = f"{lane}.step({site}, {env}, {value})"
+        else:
+            arguments = printer.arguments(node.args, {}, refs)
+            function = self.function(op, node, refs)
+            text = f"{lane}.submit({site}, {function}{', ' if arguments else ''}{arguments})"
+        self.writer.line(f"{self.task(node)} = {text}", where, _source(op))
+
+    def function(self, op: Op, node: fx.Node, refs: dict[fx.Node, str]) -> str:
+        """The name of an operation's function; what may be unbound among its arguments is checked
+        in front of it, or by the user's own statements."""
+        if not is_block(op):
+            self.check(node, node.args, refs)
+            return self.module.function(op)
+        unset = {
+            name
+            for name, arg in zip(op.attributes["inputs"], node.args, strict=False)
+            if isinstance(arg, type(UNBOUND)) or (isinstance(arg, fx.Node) and arg in self.unset)
+        }
+        return self.module.function(op, frozenset(unset))
+
+    def check(self, node: fx.Node, items: Any, refs: dict[fx.Node, str]) -> None:
+        """Raise where a value that is about to be used was never assigned."""
+        used: list[fx.Node] = []
+        fx.node.map_arg(items, used.append)
+        for each in dict.fromkeys(used):
+            if each in self.unset:
+                with self.writer.block(f"if {refs[each]} is UNBOUND:"):
+                    self.writer.line(f"rt.unbound({each.name!r})", facts.get(node).origin.where)
+
+    def assign(self, node: fx.Node, text: str, scope: Scope) -> None:
+        """Write a statement that gives a node its value, and its parts to those who pick them."""
+        where = facts.get(node).origin.where
+        source = _source(op_of(node)) if is_call(node) else ""
+        picks = [u for u in node.users if is_pick(u)]
+        results = op_of(node).signature.results if is_call(node) else 1
+        if not node.users:
+            self.writer.line(text, where, source)
+        elif results > 1 and len(picks) == len(node.users):
+            first = {p.args[1]: p for p in reversed(picks)}
+            targets = [self.name(first[k]) if k in first else "_" for k in range(results)]
+            self.writer.line(f"{', '.join(targets)} = {text}", where, source)
+            self._parts(picks, first, node, scope)
+        else:
+            self.writer.line(f"{self.name(node)} = {text}", where, source)
+            self._parts(picks, {}, node, scope)
+        for other in scope.made(node):
+            self.writer.line(f"{other} = {self.name(node)}")
+
+    def _parts(
+        self, picks: list[fx.Node], unpacked: dict[Any, fx.Node], node: fx.Node, scope: Scope
+    ) -> None:
+        for pick in picks:
+            if unpacked.get(pick.args[1]) is not pick:
+                other = unpacked.get(pick.args[1])
+                text = self.name(other) if other else f"{self.name(node)}[{pick.args[1]}]"
+                self.writer.line(f"{self.name(pick)} = {text}")
+            for further in scope.made(pick):
+                self.writer.line(f"{further} = {self.name(pick)}")
+            self._parts([u for u in pick.users if is_pick(u)], {}, pick, scope)
+
+    # -- branches and exits
+
+    def branch(self, action: Action, scope: Scope) -> None:
+        node, view = action.node, BranchView(action.node)
+        refs = self.refs(node, scope, action)
+        self.check(node, view.pred, refs)
+        count = len(tuple(output_node(view.then.graph).args[0]))  # type: ignore[arg-type]
+        results = self._results(node, count, scope)
+        for word, arm in (("if", view.then), ("else", view.orelse)):
+            inner = self.plan.bodies[arm.graph]
+            if word == "else" and not inner.actions and not any(results):
+                break
+            for param, outer in zip(placeholders(arm.graph), view.captured, strict=True):
+                self.variables[param] = self.ref(outer, scope, action)
+            head = f"if {self.module.printer.value(view.pred, refs)}:" if word == "if" else "else:"
+            with self.writer.block(head, facts.get(node).origin.where if word == "if" else None):
+                inside = self.scope_of(inner)
+                self.actions(inner, inside)
+                values = tuple(output_node(arm.graph).args[0])  # type: ignore[arg-type]
+                self.assign_all(
+                    (name, self.value(v, inside, None))
+                    for name, v in zip(results, values, strict=True)
+                    if name
+                )
+        for pick in (u for u in node.users if is_item(u)):
+            for further in scope.made(pick):
+                self.writer.line(f"{further} = {self.name(pick)}")
+            self._parts([u for u in pick.users if is_pick(u)], {}, pick, scope)
+
+    def _results(self, node: fx.Node, count: int, scope: Scope) -> list[str]:
+        """The variables that the arms of a branch assign, empty for results that nobody uses."""
+        results = [""] * count
+        whole = [u for u in node.users if not is_pick(u)]
+        for pick in (u for u in node.users if is_pick(u)):
+            k = pick.args[1]
+            assert isinstance(k, int)
+            if results[k]:
+                self.variables[pick] = results[k]
+            results[k] = self.name(pick)
+        if whole:
+            results = [r or self.names.fresh(f"{node.name}_{k}") for k, r in enumerate(results)]
+            self.variables[node] = f"({', '.join(results)}{',' if count == 1 else ''})"
+        return results
+
+    def assign_all(self, pairs: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> None:
+        """Assign at the same time; what has its value already is left out."""
+        left = [(name, text) for name, text in pairs if name != text]
+        if left:
+            names, texts = zip(*left, strict=True)
+            self.writer.line(f"{', '.join(names)} = {', '.join(texts)}")
+
+    def exit(self, action: Action, scope: Scope) -> None:
+        node = action.node
+        pred, carried = node.args[0], tuple(node.args[1])  # type: ignore[arg-type]
+        refs = self.refs(node, scope, action)
+        self.check(node, pred, refs)
+        word = "break" if is_call(node, BREAK_IF) else "continue"
+        with self.writer.block(
+            f"if {self.module.printer.value(pred, refs)}:", facts.get(node).origin.where
+        ):
+            self.assign_all(
+                (name, self.module.printer.value(v, refs))
+                for name, v in zip(self.handed_out(), carried, strict=True)
+            )
+            self.writer.line(word)
+
+    @abstractmethod
+    def handed_out(self) -> list[str]:
+        """The carried variables of the innermost loop."""
+
+
+def _stepped(op: Op, node: fx.Node) -> tuple[Any, Any] | None:
+    """(simulator, action) of an operation that is one plain step and nothing else."""
+    roles = op.attributes.get("step")
+    if op.kind != "step" or not roles or not roles.get("action"):
+        return None
+    params = op.signature.params
+    if sorted(params) != sorted((roles["env"], roles["action"])) or len(node.args) != 2:
+        return None
+    given = dict(zip(params, node.args, strict=True))
+    return given[roles["env"]], given[roles["action"]]
+
+
+def _source(op: Op) -> str:
+    """The user's statement, or its first line."""
+    if not op.source or op.kind == "graph":
+        return ""
+    first = op.source[0].splitlines()
+    more = len(op.source) > 1 or len(first) > 1
+    return (first[0] if first else "") + (" …" if more else "")

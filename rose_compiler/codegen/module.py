@@ -1,0 +1,162 @@
+"""The module around an emitted function: what it calls, by name, and traced operations as text."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from rose_compiler.codegen.expressions import Printer
+from rose_compiler.codegen.names import Names
+from rose_compiler.codegen.writer import Writer
+from rose_compiler.ir.block import make_block_function
+from rose_compiler.ir.ops import UNBOUND, Op
+from rose_compiler.ir.program import output_node, placeholders
+
+#: Names that emitted code uses itself, and builtins that it calls.
+RESERVED = frozenset(("rt", "torch", "F", "UNBOUND", "FAULTS", "range", "slice", "float", "_"))
+
+
+class Module:
+    """Collects the functions and objects that emitted code names."""
+
+    def __init__(self) -> None:
+        self.names = Names(RESERVED)
+        self.namespace: dict[str, Any] = {"UNBOUND": UNBOUND}
+        self.printer = Printer(self.bind)
+        self.functions: list[list[str]] = []  # the text of each traced operation
+        self._ops: dict[tuple[Op, frozenset[str]], str] = {}
+        self._bound: dict[int, str] = {}
+
+    def bind(self, thing: Any, name: str) -> str:
+        """A name for an object that has no text."""
+        if id(thing) not in self._bound:
+            self._bound[id(thing)] = self.names.fresh(name)
+            self.namespace[self._bound[id(thing)]] = thing
+        return self._bound[id(thing)]
+
+    def count(self) -> str:
+        """The name of an endless counter."""
+        return self.bind(itertools.count, "count")
+
+    def function(self, op: Op, unset: frozenset[str] = frozenset()) -> str:
+        """The name of a function that does what the operation does.
+
+        ``unset`` are the variables of a block that may be unbound when it is called.
+        """
+        unset -= frozenset(op.attributes.get("maybe_unbound", ()))
+        key = (op, unset)
+        if key in self._ops:
+            return self._ops[key]
+        name = self._ops[key] = self.names.fresh(op.name)
+        if op.kind == "graph" and op.body is not None:
+            self.functions.append(graph_function(name, op, self.printer))
+        elif unset:
+            known = op.attributes
+            self.namespace[name] = make_block_function(
+                op.name,
+                known["stmts"],
+                known["inputs"],
+                known["outputs"],
+                known["filename"],
+                known["globals"],
+                maybe_unbound={*unset, *known.get("maybe_unbound", ())},
+            )
+        else:
+            # without the operation around it a call costs what calling the user's function costs
+            self.namespace[name] = op if op.impl is None else op.impl
+        return name
+
+
+def is_block(op: Op) -> bool:
+    """Whether the operation holds the user's statements, to be compiled anew."""
+    needed = ("stmts", "inputs", "outputs", "filename", "globals")
+    return all(key in op.attributes for key in needed)
+
+
+def graph_function(name: str, op: Op, printer: Printer) -> list[str]:
+    """A traced operation as a Python function.
+
+    A result takes over the name of an operand that nothing else needs, as one would write it by
+    hand: so intermediate values are freed as early as in eager code.
+    """
+    assert op.body is not None
+    graph = op.body.graph
+    names = Names(RESERVED | _globals(op.body, name, printer))
+    refs: dict[fx.Node, str] = {}
+    for node in placeholders(graph):
+        refs[node] = names.fresh(node.name)
+    writer = Writer()
+    for line in (row for text in op.source for row in text.splitlines()):
+        writer.line(f"# {line}")
+    last = _last_uses(graph)
+    with writer.block(f"def {name}({', '.join(refs.values())}):"):
+        for node in graph.nodes:
+            if node.op in ("placeholder", "output"):
+                continue
+            if node.op == "get_attr":
+                refs[node] = _constant(op.body, node, name, printer)
+                continue
+            text = printer.plain(node, refs)
+            if not node.users:
+                writer.line(text)
+                continue
+            free = [
+                n
+                for n in node.all_input_nodes
+                if last[n] is node and n.op not in ("placeholder", "get_attr")
+            ]
+            refs[node] = refs[free[0]] if free else names.fresh(node.name)
+            writer.line(f"{refs[node]} = {text}")
+        result = output_node(graph).args[0]
+        if op.signature.results == 1 and isinstance(result, tuple | list) and len(result) == 1:
+            result = result[0]
+        if isinstance(result, list):
+            result = tuple(result)
+        text = printer.value(result, refs)
+        if isinstance(result, tuple) and len(result) > 1:
+            text = text[1:-1]
+        writer.line(f"return {text}")
+    return writer.lines
+
+
+def _constant(body: fx.GraphModule, node: fx.Node, name: str, printer: Printer) -> str:
+    return printer.bind(_attribute(body, str(node.target)), f"{name}_constant")
+
+
+def _globals(body: fx.GraphModule, name: str, printer: Printer) -> frozenset[str]:
+    """The names bound in the module that the function will use: no local may hide them."""
+    found: set[str] = set()
+
+    def bind(thing: Any, wanted: str) -> str:
+        made = printer.bind(thing, wanted)
+        found.add(made)
+        return made
+
+    watching = Printer(bind)
+    for node in body.graph.nodes:
+        refs = {n: n.name for n in node.all_input_nodes}
+        if node.op == "get_attr":
+            found.add(_constant(body, node, name, printer))
+        elif node.op == "output":
+            watching.value(node.args[0], refs)
+        elif node.op != "placeholder":
+            watching.plain(node, refs)
+    return frozenset(found)
+
+
+def _last_uses(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    last: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        for used in node.all_input_nodes:
+            last[used] = node
+    return last
+
+
+def _attribute(module: torch.nn.Module, path: str) -> Any:
+    found: Any = module
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
