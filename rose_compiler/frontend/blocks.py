@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import builtins
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch.fx as fx
 
-from rose_compiler.frontend import liveness
-from rose_compiler.frontend.loops import maybe_unbound
+from rose_compiler.frontend import liveness, rewrite_ast
 from rose_compiler.frontend.scope import Missing, Scope, Static
 from rose_compiler.ir import facts
 from rose_compiler.ir.block import make_block_function
@@ -18,13 +16,18 @@ from rose_compiler.ir.ops import UNBOUND, Op, Signature
 from rose_compiler.ir.program import Builder
 
 if TYPE_CHECKING:
-    from rose_compiler.frontend.capture import Lowering
+    from rose_compiler.frontend.core import Core
+
+
+def maybe_unbound(binding: Any) -> bool:
+    """Whether a binding can be ``UNBOUND`` when it is used."""
+    return binding is UNBOUND or (isinstance(binding, fx.Node) and facts.get(binding).maybe_unbound)
 
 
 class BlockMaker:
     """Makes block operations and binds their results."""
 
-    def __init__(self, lowering: Lowering) -> None:
+    def __init__(self, lowering: Core) -> None:
         self.lowering = lowering
 
     def emit(
@@ -38,8 +41,8 @@ class BlockMaker:
         stem: str = "blk",
         attributes: dict[str, Any] | None = None,
     ) -> fx.Node:
-        """One operation of the given statements; names in ``live`` that they assign are bound to its
-        results."""
+        """One operation of the given statements; names in ``live`` that they assign are bound to
+        its results."""
         stored = liveness.assigned(statements)
         outputs = [n for n in stored if n in live]
         surely: set[str] = set()
@@ -61,16 +64,16 @@ class BlockMaker:
             binding = scope.lookup(name)
             if isinstance(binding, Missing):
                 continue
-            if isinstance(binding, Static) and not binding.root:
-                if name not in scope.bindings or binding.value is getattr(builtins, name, None):
-                    continue
             if isinstance(binding, Static):
+                if not binding.root and name not in scope.bindings:
+                    continue  # a function, class or module: looked up when the statements run
                 statics[name] = binding
             if maybe_unbound(binding):
                 maybe_unbound_inputs.append(name)
             inputs.append(name)
             arguments.append(self.lowering.as_value(binding, scope, builder))
         maybe_unbound_names = set(maybe_unbound_inputs) | {o for o in outputs if o not in inputs}
+        maybe_unbound_names |= liveness.deleted(statements)
         conditional = [o for o in outputs if o not in surely]
         name = self.lowering.ops.fresh(stem)
         function = make_block_function(
@@ -81,6 +84,7 @@ class BlockMaker:
             scope.source.filename,
             scope.source.globals,
             maybe_unbound=tuple(maybe_unbound_inputs),
+            owner=scope.source.owner if _has_private(statements) else None,
         )
         signature = Signature(name, tuple(inputs), None, None, results=len(outputs))
         op = Op(
@@ -94,6 +98,7 @@ class BlockMaker:
                 "inputs": tuple(inputs),
                 "outputs": tuple(outputs),
                 "globals": scope.source.globals,
+                "owner": scope.source.owner,
                 "statics": statics,
                 "maybe_unbound": tuple(maybe_unbound_inputs),
                 "conditional": tuple(conditional),
@@ -115,39 +120,68 @@ class BlockMaker:
             scope.bindings[each] = result
         return node
 
-    def value(self, expression: ast.expr, scope: Scope, builder: Builder, stem: str = "v") -> Any:
-        """The binding of an expression's value: an operation, unless it is a name or a constant."""
+    def value(
+        self, expression: ast.expr, scope: Scope, builder: Builder, name: str | None = None
+    ) -> Any:
+        """The binding of an expression's value: an operation, unless it is a name or a constant.
+
+        ``name`` is what the operation calls its result, for readers; no variable is bound by it.
+        """
         folded = scope.fold(expression)
         if not isinstance(folded, Missing):
             return folded
         if isinstance(expression, ast.Name):
             found = scope.lookup(expression.id)
-            if not isinstance(found, Missing) and found is not UNBOUND:
+            if not isinstance(found, Missing) and not maybe_unbound(found):
                 return found
         static = scope.static(expression)
-        if static is not None and static.root:
+        if static is not None and static.root and not isinstance(static.value, super):
             return static
-        temp = self.lowering.temp(stem)
-        made = ast.Assign([ast.Name(temp, ast.Store())], expression)
-        made = ast.fix_missing_locations(ast.copy_location(made, expression))
-        self.emit([made], scope, builder, {temp})
-        return scope.bindings.pop(temp)
+        if name is None or name in liveness.reads(expression):
+            name = scope.fresh(name or "value")
+        statement = rewrite_ast.assign(name, expression, expression)
+        leaks = set(liveness.assigned(expression))
+        return self._only(name, [statement], scope, builder, leaks)
+
+    def renamed(self, static: Static, scope: Scope, builder: Builder) -> Any:
+        """A live object as a value: it may be handed on where a state may not."""
+        source, name = scope.fresh("held"), scope.fresh("same")
+        scope.bindings[source] = static
+        like = scope.source.node.body[0]
+        statement = rewrite_ast.assign(name, rewrite_ast.name(source, like), like)
+        made = self._only(name, [statement], scope, builder, set())
+        scope.bindings.pop(source)
+        return made
 
     def pack(self, binding: tuple[Any, ...], scope: Scope, builder: Builder) -> fx.Node:
         """A tuple of bindings as one value."""
-        names: list[str] = []
-        for each in binding:
-            temp = self.lowering.temp("item")
-            scope.bindings[temp] = each
-            names.append(temp)
-        temp = self.lowering.temp("tuple")
-        where = scope.source.node.body[0]
-        text = ast.Tuple([ast.Name(n, ast.Load()) for n in names], ast.Load())
-        made = ast.fix_missing_locations(
-            ast.copy_location(ast.Assign([ast.Name(temp, ast.Store())], text), where)
-        )
-        self.emit([made], scope, builder, {temp})
+        like = scope.source.node.body[0]
+        names = [scope.fresh("item") for _ in binding]
+        scope.bindings.update(zip(names, binding, strict=True))
+        name = scope.fresh("items")
+        text = ast.Tuple([rewrite_ast.name(n, like) for n in names], ast.Load())
+        made = self._only(name, [rewrite_ast.assign(name, text, like)], scope, builder, set())
         for each in names:
             scope.bindings.pop(each, None)
-        node: fx.Node = scope.bindings.pop(temp)
-        return node
+        return made
+
+    def _only(
+        self, name: str, statements: list[ast.stmt], scope: Scope, builder: Builder, more: set[str]
+    ) -> fx.Node:
+        """The result called ``name`` of statements, leaving a variable of that name as it is."""
+        had, kept = name in scope.bindings, scope.bindings.get(name)
+        self.emit(statements, scope, builder, {name} | more)
+        made: fx.Node = scope.bindings.pop(name)
+        if had:
+            scope.bindings[name] = kept
+        return made
+
+
+def _has_private(statements: Sequence[ast.stmt]) -> bool:
+    """Whether a name like ``__x`` stands in statements, which classes spell differently."""
+    for statement in statements:
+        for part in ast.walk(statement):
+            name = getattr(part, "attr", None) or getattr(part, "id", None) or ""
+            if isinstance(name, str) and name.startswith("__") and not name.endswith("__"):
+                return True
+    return False

@@ -1,4 +1,4 @@
-"""Calls inside statements: simulator steps become operations, helpers and methods are inlined."""
+"""Calls inside statements: components become operations, helpers and methods are inlined."""
 
 from __future__ import annotations
 
@@ -6,61 +6,61 @@ import ast
 import copy
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-from rose_compiler.frontend import components, liveness, refuse, rewrite_ast, source
-from rose_compiler.frontend.scope import Missing, Scope, Static, is_scalar
-from rose_compiler.ir.ops import UNBOUND
+from rose_compiler.frontend import components, liveness, rewrite_ast, source
+from rose_compiler.frontend.callee import Callees
+from rose_compiler.frontend.core import maybe_unbound
+from rose_compiler.frontend.evaluation import children, splits
+from rose_compiler.frontend.scalar import is_scalar
+from rose_compiler.frontend.scope import Missing, Scope
 from rose_compiler.ir.program import Builder
 
-if TYPE_CHECKING:
-    from rose_compiler.frontend.capture import Lowering
 
-MAX_DEPTH = 8
-_LAZY = (
-    ast.ListComp,
-    ast.SetComp,
-    ast.DictComp,
-    ast.GeneratorExp,
-    ast.BoolOp,
-    ast.IfExp,
-    ast.Lambda,
-)
+@dataclass(frozen=True)
+class Bound:
+    """What a call was lowered to: the binding of its result, which may be ``None``."""
+
+    value: Any
 
 
-class CallLowering:
+class CallLowering(Callees):
     """The part of lowering that looks into expressions."""
 
     def hoist_calls(
-        self: Lowering, expression: ast.expr, scope: Scope, builder: Builder
-    ) -> tuple[ast.expr, Any]:
+        self,
+        expression: ast.expr,
+        scope: Scope,
+        builder: Builder,
+        wanted: tuple[str, ...] = (),
+    ) -> tuple[ast.expr, Bound | None]:
         """Take the calls that matter out of an expression, in evaluation order.
 
         Returns the expression with names in their place, and the binding of the whole expression
-        when it is one such call (``None`` otherwise).
+        when it is one such call (``None`` otherwise). ``wanted`` are the names that it will have.
         """
         if isinstance(expression, ast.Call) and self.matters(expression, scope):
-            binding = self.lower_call(expression, scope, builder)
-            temp = self.temp("r")
+            binding = self.lower_call(expression, scope, builder, wanted)
+            function = expression.func
+            stem = function.attr if isinstance(function, ast.Attribute) else "result"
+            temp = scope.fresh(stem)
             scope.bindings[temp] = binding
-            return rewrite_ast.name(temp, expression), binding
-        if not any(
-            isinstance(p, ast.Call) and self.matters(p, scope) for p in _eager_parts(expression)
-        ):
+            return rewrite_ast.name(temp, expression), Bound(binding)
+        if not self.matter_inside(expression, scope) or not splits(expression):
             return expression, None
         made = copy.copy(expression)
-        children = list(_children(made))
-        last = max(
-            i
-            for i, (_, _, child) in enumerate(children)
-            if any(isinstance(p, ast.Call) and self.matters(p, scope) for p in _eager_parts(child))
-        )
-        for position, (field, index, child) in enumerate(children):
+        parts = list(children(made))
+        last = max(i for i, (_, _, child) in enumerate(parts) if self.matter_inside(child, scope))
+        for position, (field, index, child) in enumerate(parts):
             replaced, _ = self.hoist_calls(child, scope, builder)
-            if position < last and replaced is child and not _timeless(child):
+            stays = self.timeless(replaced, scope) and (
+                field == "func" or not isinstance(replaced, ast.Attribute)
+            )
+            if position < last and not stays:
                 # what stands left of a hoisted call is evaluated before it
-                temp = self.temp("v")
-                scope.bindings[temp] = self.blocks.value(child, scope, builder)
+                temp = scope.fresh("value")
+                scope.bindings[temp] = self.blocks.value(replaced, scope, builder)
                 replaced = rewrite_ast.name(temp, child)
             if index is None:
                 setattr(made, field, replaced)
@@ -74,204 +74,188 @@ class CallLowering:
                 setattr(made, field, items)
         return made, None
 
-    def matters(self: Lowering, call: ast.Call, scope: Scope) -> bool:
-        """Whether a call becomes an operation of its own or is inlined."""
-        target = scope.static(call.func)
-        if target is None:
-            return False
-        if components.simulator_of_step(target.value) is not None:
+    def timeless(self, expression: ast.expr, scope: Scope) -> bool:
+        """Whether evaluating an expression earlier or later gives the same, and never fails: a
+        constant, a variable that is surely bound, a method of one or of a live object."""
+        if isinstance(expression, ast.Constant):
             return True
-        return self.inlineable(call, target.value, scope) is not None
+        if isinstance(expression, ast.Attribute):
+            found = scope.static(expression)
+            if found is not None:
+                return callable(found.value)
+            return isinstance(expression.value, ast.Name) and self.timeless(expression.value, scope)
+        if not isinstance(expression, ast.Name):
+            return False
+        known = scope.lookup(expression.id)
+        return not isinstance(known, Missing) and not maybe_unbound(known)
 
-    def inlineable(
-        self: Lowering, call: ast.Call, target: Any, scope: Scope
-    ) -> source.FunctionSource | None:
-        """The source of a callee that can be entered here."""
-        function = components.plain(target)
-        if (
-            function is None
-            or not source.is_user_code(function)
-            or components.declared(target) is not None
-        ):
-            return None
-        if len(self.inlining) > MAX_DEPTH or function.__code__ in self.inlining:
-            return None
-        if any(isinstance(a, ast.Starred) for a in call.args) or any(
-            k.arg is None for k in call.keywords
-        ):
-            return None
-        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
-            return None
-        if hasattr(function, "__wrapped__"):
-            return None
-        try:
-            found = source.read(target)
-        except Exception:  # what can't be read stays a call
-            return None
-        spec = found.node.args
-        if spec.vararg or spec.kwarg or spec.posonlyargs:
-            return None
-        if any(
-            isinstance(p, (ast.Lambda, ast.FunctionDef, ast.Global, ast.Nonlocal))
-            for s in found.node.body
-            for p in ast.walk(s)
-        ):
-            return None
-        if rewrite_ast.single_exit(found.node.body) is None:
-            return None
-        return found
-
-    def structural(
-        self: Lowering, statements: Sequence[ast.stmt], scope: Scope, seen: set[Any] | None = None
-    ) -> bool:
-        """Whether statements hold a call that the schedule cares about: a simulator's step, an
-        optimizer's step or a ``backward``, also inside functions that can be entered."""
-        seen = set() if seen is None else seen
-        for statement in statements:
-            for part in ast.walk(statement):
-                if not isinstance(part, ast.Call):
-                    continue
-                if isinstance(part.func, ast.Attribute) and part.func.attr == "backward":
-                    return True
-                target = scope.static(part.func)
-                if target is None:
-                    continue
-                value = target.value
-                if components.simulator_of_step(value) is not None or components.is_trainer_call(
-                    value
-                ):
-                    return True
-                inner = self.inlineable(part, value, scope)
-                if inner is None or inner.fn.__code__ in seen:
-                    continue
-                seen.add(inner.fn.__code__)
-                inner_scope = Scope(inner, self.session)
-                parameters = list(inspect.signature(inner.fn).parameters)
-                inner_scope.locals = set(parameters) | set(liveness.assigned(inner.node.body))
-                if inner.bound is not None and isinstance(part.func, ast.Attribute):
-                    owner = scope.static(part.func.value)
-                    if owner is not None:
-                        inner_scope.bindings[parameters[0]] = owner
-                for name, argument in zip(
-                    parameters[inner.bound is not None :], part.args, strict=False
-                ):
-                    known = scope.static(argument)
-                    if known is not None:
-                        inner_scope.bindings[name] = known
-                if self.structural(inner.node.body, inner_scope, seen):
-                    return True
-        return False
-
-    def lower_call(self: Lowering, call: ast.Call, scope: Scope, builder: Builder) -> Any:
-        """An operation for a simulator's step, the body for an inlined function; the binding of its
+    def lower_call(
+        self,
+        call: ast.Call,
+        scope: Scope,
+        builder: Builder,
+        wanted: tuple[str, ...] = (),
+    ) -> Any:
+        """An operation for a component, the body for an inlined function; the binding of its
         result (a tuple of bindings where the callee returns a tuple display)."""
         target = scope.static(call.func)
         assert target is not None
-        simulator = components.simulator_of_step(target.value)
-        if simulator is not None:
+        if self.steps(call, scope):
             return self.lower_step(call, scope, builder)
+        if self.declared(call, scope):
+            return self.lower_component(call, scope, builder)
         inner = self.inlineable(call, target.value, scope)
         assert inner is not None
-        return self.inline(call, inner, scope, builder)
+        return self.inline(call, inner, scope, builder, wanted)
 
-    def lower_step(self: Lowering, call: ast.Call, scope: Scope, builder: Builder) -> Any:
+    def lower_step(self, call: ast.Call, scope: Scope, builder: Builder) -> Any:
         """``env.step(action)`` as a step operation over (action, env)."""
         assert isinstance(call.func, ast.Attribute)
-        env_static = scope.static(call.func.value)
-        assert env_static is not None
-        names: list[str] = []
+        env = scope.static(call.func.value)
+        assert env is not None
         made = copy.copy(call)
-        made.args = []
-        for argument in call.args:
-            temp = self.temp("action")
-            scope.bindings[temp] = self.blocks.value(
-                self.hoist_calls(argument, scope, builder)[0], scope, builder
-            )
-            names.append(temp)
-            made.args.append(rewrite_ast.name(temp, argument))
-        env_name = self.temp("env")
-        scope.bindings[env_name] = env_static
+        made.args, names = self._spelled(call.args, ["action"], scope, builder)
+        env_name = scope.fresh("env")
+        scope.bindings[env_name] = env
         made.func = ast.copy_location(
             ast.Attribute(rewrite_ast.name(env_name, call), "step", ast.Load()), call
         )
-        result = self.temp("stepped")
-        statement = rewrite_ast.assign(result, made, call)
-        attributes = {"step": {"env": env_name, "action": names[0] if names else ""}}
+        result = scope.fresh("stepped")
         self.blocks.emit(
-            [statement],
+            [rewrite_ast.assign(result, made, call)],
             scope,
             builder,
             {result},
             kind="step",
             stem="env_step",
-            attributes=attributes,
+            attributes={"step": {"env": env_name, "action": names[0]}},
         )
         for each in (*names, env_name):
             scope.bindings.pop(each, None)
         return scope.bindings.pop(result)
 
+    def lower_component(
+        self,
+        call: ast.Call,
+        scope: Scope,
+        builder: Builder,
+        statement: ast.stmt | None = None,
+        live: set[str] | None = None,
+    ) -> Any:
+        """A call of a declared component as one operation, its arguments named as the parameters.
+
+        With ``statement`` the whole assignment is the operation, so that each name it binds is a
+        result of its own.
+        """
+        target = scope.static(call.func)
+        assert target is not None
+        parameters = components.parameters(target.value)
+        made = copy.copy(call)
+        made.args, names = self._spelled(call.args, parameters, scope, builder)
+        values, more = self._spelled(
+            [k.value for k in call.keywords], [str(k.arg) for k in call.keywords], scope, builder
+        )
+        made.keywords = [ast.keyword(k.arg, v) for k, v in zip(call.keywords, values, strict=True)]
+        stem = getattr(target.value, "__name__", "component")
+        result = ""
+        if statement is None:
+            result = scope.fresh("result")
+            statement, live = rewrite_ast.assign(result, made, call), {result}
+        else:
+            statement = copy.copy(statement)
+            statement.value = made  # type: ignore[attr-defined]
+        self.blocks.emit([statement], scope, builder, live or set(), kind="component", stem=stem)
+        for each in (*names, *more):
+            scope.bindings.pop(each, None)
+        return scope.bindings.pop(result) if result else None
+
+    def _spelled(
+        self,
+        arguments: Sequence[ast.expr],
+        wanted: Sequence[str],
+        scope: Scope,
+        builder: Builder,
+    ) -> tuple[list[ast.expr], list[str]]:
+        """Arguments evaluated to values of their own: the names to pass, each a new variable."""
+        made: list[ast.expr] = []
+        names: list[str] = []
+        for position, argument in enumerate(arguments):
+            stem = wanted[position] if position < len(wanted) else f"argument_{position}"
+            binding = self.argument(argument, scope, builder, stem)
+            name = stem if stem not in scope.bindings else scope.fresh(stem)
+            scope.bindings[name] = binding
+            names.append(name)
+            made.append(rewrite_ast.name(name, argument))
+        return made, names
+
     def inline(
-        self: Lowering, call: ast.Call, inner: source.FunctionSource, scope: Scope, builder: Builder
+        self,
+        call: ast.Call,
+        inner: source.FunctionSource,
+        scope: Scope,
+        builder: Builder,
+        wanted: tuple[str, ...] = (),
     ) -> Any:
         """Lower the callee's statements in place."""
-        new = Scope(inner, self.session)
+        new = self.scope_of(inner)
+        new.source = inner = self.prepared(inner, new)
         parameters = list(inspect.signature(inner.fn).parameters.values())
-        new.locals = (
-            {p.name for p in parameters}
-            | set(liveness.assigned(inner.node.body))
-            | {rewrite_ast.RETURN_NAME}
-        )
         given: dict[str, Any] = {}
         names = [p.name for p in parameters]
         if inner.bound is not None:
-            assert isinstance(call.func, ast.Attribute)
-            given[names[0]] = scope.static(call.func.value)
+            given[names[0]] = self.receiver(call, inner, scope)
             names = names[1:]
         for name, argument in zip(names, call.args, strict=False):
-            given[name] = self.argument(argument, scope, builder)
+            given[name] = self.argument(argument, scope, builder, name)
         for keyword in call.keywords:
-            given[str(keyword.arg)] = self.argument(keyword.value, scope, builder)
+            name = str(keyword.arg)
+            given[name] = self.argument(keyword.value, scope, builder, name)
         for parameter in parameters:
-            if parameter.name in given:
-                continue
-            default = parameter.default
-            if default is inspect.Parameter.empty:
-                given[parameter.name] = UNBOUND
-            elif is_scalar(default):
-                given[parameter.name] = default
-            else:
-                given[parameter.name] = Static(
-                    default, self.session.root(f"{inner.node.name}_{parameter.name}", default)
+            if parameter.name not in given:
+                default = parameter.default
+                given[parameter.name] = (
+                    default
+                    if is_scalar(default)
+                    else self.session.root(f"{inner.node.name}_{parameter.name}", default)
                 )
         new.bindings.update(given)
-        refuse.check(inner, new.resolve, new.resolves_to_component, inlined=True)
         body = rewrite_ast.single_exit(inner.node.body)
         assert body is not None
         outer_contexts, outer_chain = self.contexts, self.inline_chain
         self.inline_chain = (*outer_chain, scope.source.where(call))
+        self.contexts = (*outer_contexts, *(c for c in inner.contexts if c.kind != "phase"))
         self.inlining.append(inner.fn.__code__)
         try:
-            returned = self.inlined_body(body, new, builder)
+            return self.inlined_body(body, new, builder, wanted)
         finally:
             self.inlining.pop()
             self.contexts, self.inline_chain = outer_contexts, outer_chain
-        return returned
 
-    def inlined_body(self: Lowering, body: list[ast.stmt], scope: Scope, builder: Builder) -> Any:
+    def inlined_body(
+        self,
+        body: list[ast.stmt],
+        scope: Scope,
+        builder: Builder,
+        wanted: tuple[str, ...] = (),
+    ) -> Any:
         """The callee's statements; a final ``return a, b`` gives a tuple of bindings."""
-        live = {rewrite_ast.RETURN_NAME}
         body = self.take_static_arms(body, scope)
-        last = body[-1] if body else None
-        if isinstance(last, ast.Assign) and _is_return(last) and isinstance(last.value, ast.Tuple):
-            if not any(isinstance(e, ast.Starred) for e in last.value.elts):
+        last = body[-1]
+        if isinstance(last, ast.Assign) and _is_return(last):
+            parts = last.value.elts if isinstance(last.value, ast.Tuple) else [last.value]
+            if not any(isinstance(p, (ast.Starred, ast.NamedExpr)) for p in ast.walk(last.value)):
                 self.statements(body[:-1], scope, builder, liveness.reads(last.value))
-                return tuple(self.argument(e, scope, builder) for e in last.value.elts)
-        self.statements(body, scope, builder, live)
-        found = scope.bindings.get(rewrite_ast.RETURN_NAME)
-        return found
+                hints = wanted if len(wanted) == len(parts) else ("",) * len(parts)
+                made = tuple(
+                    self.argument(e, scope, builder, hint or None)
+                    for e, hint in zip(parts, hints, strict=True)
+                )
+                return made if isinstance(last.value, ast.Tuple) else made[0]
+        self.statements(body, scope, builder, {rewrite_ast.RETURN_NAME})
+        return scope.bindings[rewrite_ast.RETURN_NAME]
 
-    def take_static_arms(self: Lowering, body: list[ast.stmt], scope: Scope) -> list[ast.stmt]:
-        """Replace a last ``if`` whose test is known by its arm, so that its return value is seen."""
+    def take_static_arms(self, body: list[ast.stmt], scope: Scope) -> list[ast.stmt]:
+        """Replace a last ``if`` whose test is known by its arm: its return value is then seen."""
         while body and isinstance(body[-1], ast.If):
             tests_locals = liveness.reads(body[-1].test) & set(liveness.assigned(body[:-1]))
             known = NOT_KNOWN if tests_locals else scope.fold(body[-1].test)
@@ -281,12 +265,19 @@ class CallLowering:
             body = [*body[:-1], *arm]
         return body
 
-    def argument(self: Lowering, expression: ast.expr, scope: Scope, builder: Builder) -> Any:
-        """The binding of an argument, evaluated here."""
-        replaced, binding = self.hoist_calls(expression, scope, builder)
+    def argument(
+        self,
+        expression: ast.expr,
+        scope: Scope,
+        builder: Builder,
+        name: str | None = None,
+    ) -> Any:
+        """The binding of an expression, evaluated here; ``name`` is what readers see it called."""
+        wanted = (name,) if name else ()
+        replaced, binding = self.hoist_calls(expression, scope, builder, wanted)
         if binding is not None:
-            return binding
-        return self.blocks.value(replaced, scope, builder)
+            return binding.value
+        return self.blocks.value(replaced, scope, builder, name)
 
 
 NOT_KNOWN = Missing()
@@ -295,39 +286,3 @@ NOT_KNOWN = Missing()
 def _is_return(statement: ast.Assign) -> bool:
     target = statement.targets[0]
     return isinstance(target, ast.Name) and target.id == rewrite_ast.RETURN_NAME
-
-
-def _timeless(expression: ast.expr) -> bool:
-    """Whether evaluating an expression earlier or later gives the same: a name, a constant."""
-    return isinstance(expression, (ast.Name, ast.Constant))
-
-
-def _children(expression: ast.expr) -> list[tuple[str, int | None, ast.expr]]:
-    """Direct subexpressions in evaluation order, with the place to put another one."""
-    if isinstance(expression, _LAZY):
-        return []
-    found: list[tuple[str, int | None, ast.expr]] = []
-    if isinstance(expression, ast.Dict):
-        for i, (key, value) in enumerate(zip(expression.keys, expression.values, strict=True)):
-            if key is not None:
-                found.append(("keys", i, key))
-            found.append(("values", i, value))
-        return found
-    for field, value in ast.iter_fields(expression):
-        if isinstance(value, ast.expr):
-            found.append((field, None, value))
-        elif isinstance(value, list):
-            for i, item in enumerate(value):
-                if isinstance(item, ast.expr):
-                    found.append((field, i, item))
-                elif isinstance(item, ast.keyword):
-                    found.append((field, i, item.value))
-    return found
-
-
-def _eager_parts(expression: ast.expr) -> list[ast.expr]:
-    """The expression and all its parts that are surely evaluated, once."""
-    parts = [expression]
-    for _, _, child in _children(expression):
-        parts.extend(_eager_parts(child))
-    return parts

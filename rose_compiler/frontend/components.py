@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from rose_compiler.base.errors import fail
+from rose_compiler.frontend.modes import undecorated
 from rose_compiler.ir.effects import parse_entry
 
 
@@ -74,7 +76,14 @@ def record(
 def declared(target: Any) -> Declaration | None:
     """The declaration of a callable, if there is one."""
     function = plain(target)
-    return _DECLARED.get(function) if function is not None else None
+    if function is None:
+        return None
+    return _DECLARED.get(function) or _DECLARED.get(undecorated(function)[0])
+
+
+def parameters(target: Any) -> list[str]:
+    """The names of the parameters that a call of a function or bound method can pass."""
+    return list(inspect.signature(target).parameters)
 
 
 def plain(target: Any) -> types.FunctionType | None:

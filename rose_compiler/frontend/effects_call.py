@@ -153,10 +153,6 @@ def user_call(
         signature = inspect.signature(function)
     except Exception:  # no source: nothing is known of it
         return walker.unknown(f"`{name}`", node)
-    if hasattr(function, "__wrapped__") or any(
-        d not in _PLAIN_DECORATORS for d in inner.decorators
-    ):
-        return walker.unknown(f"`{name}` (it is decorated)", node)
     given = [receiver, *positional] if inner.bound is not None else positional
     try:
         bound = signature.bind(*given, **keywords)
@@ -322,6 +318,9 @@ def callable_object(obj: Any) -> bool:
 def _result_type(target: Any, effects: KnownEffects) -> type | None:
     if isinstance(target, type):
         return torch.Tensor if issubclass(target, torch.Tensor) else target
+    owner_tensor = getattr(target, "__self__", None)
+    if isinstance(owner_tensor, torch.Tensor):
+        return _method_type(Val(type=torch.Tensor), getattr(target, "__name__", ""), effects)
     if target in (len, int, round):
         return int
     if target is float:
@@ -332,8 +331,7 @@ def _result_type(target: Any, effects: KnownEffects) -> type | None:
     if (
         effects.kind == "module"
         or module.startswith("torch")
-        or module == ""
-        and "torch" in repr(target)
+        or (module == "" and "torch" in repr(target))
     ):
         return torch.Tensor
     return None

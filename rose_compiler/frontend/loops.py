@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import torch.fx as fx
+from typing import Any
 
 from rose_compiler.base.errors import fail
 from rose_compiler.frontend import liveness, rewrite_ast
+from rose_compiler.frontend.branches import BranchLowering
+from rose_compiler.frontend.core import LoopFrame, maybe_unbound
 from rose_compiler.frontend.scope import Missing, Scope
 from rose_compiler.ir import facts
 from rose_compiler.ir.ops import BREAK_IF, UNBOUND
 from rose_compiler.ir.program import Builder
-
-if TYPE_CHECKING:
-    from rose_compiler.frontend.capture import Lowering
-
-
-@dataclass
-class LoopFrame:
-    """The innermost loop being lowered: what an exit has to hand out, and its body."""
-
-    carried: tuple[str, ...]
-    builder: Builder
 
 
 @dataclass(frozen=True)
@@ -39,13 +28,14 @@ class RangeBounds:
     wrapper: ast.Call | None = None
 
 
-class LoopLowering:
+class LoopLowering(BranchLowering):
     """The part of lowering that deals with loops."""
 
     def lower_loop(
-        self: Lowering, node: ast.For | ast.While, scope: Scope, builder: Builder, live: set[str]
+        self, node: ast.For | ast.While, scope: Scope, builder: Builder, live: set[str]
     ) -> None:
         """One ``for`` or ``while`` statement."""
+        self.refuse_rebinding(node, scope)
         if node.orelse:
             if self.structural([node], scope):
                 raise fail(
@@ -65,14 +55,13 @@ class LoopLowering:
         if bounds is not None and bounds.wrapper is not None and not self.structural([node], scope):
             self.blocks.emit([node], scope, builder, live)
             return
-        if any(_has_deep_exit(s) for s in node.body):
-            if not self.structural([node], scope):
-                self.blocks.emit([node], scope, builder, live)
-                return
+        if any(_has_deep_exit(s) for s in node.body) and not self.structural([node], scope):
+            self.blocks.emit([node], scope, builder, live)
+            return
         self.structured_loop(node, bounds, scope, builder, live)
 
-    def range_bounds(self: Lowering, expression: ast.expr, scope: Scope) -> RangeBounds | None:
-        """The bounds of ``range``, seen through ``reversed``, a progress bar and ``rose_compiler.loop``."""
+    def range_bounds(self, expression: ast.expr, scope: Scope) -> RangeBounds | None:
+        """The bounds of ``range``, seen through ``reversed`` and ``rose_compiler.loop``."""
         if not isinstance(expression, ast.Call):
             return None
         target = scope.static(expression.func)
@@ -99,7 +88,7 @@ class LoopLowering:
         return None
 
     def structured_loop(
-        self: Lowering,
+        self,
         node: ast.For | ast.While,
         bounds: RangeBounds | None,
         scope: Scope,
@@ -110,7 +99,12 @@ class LoopLowering:
         where = scope.source.where(node)
         if isinstance(node, ast.For) and bounds is not None:
             given = [
-                self.argument(e, scope, builder) for e in (bounds.start, bounds.stop, bounds.step)
+                self.argument(e, scope, builder, name)
+                for e, name in (
+                    (bounds.start, "start"),
+                    (bounds.stop, "stop"),
+                    (bounds.step, "step"),
+                )
             ]
             if bounds.backward:
                 given = self.reverse(given, node, scope, builder)
@@ -127,15 +121,17 @@ class LoopLowering:
         head = liveness.live_in(node.body, live | test_reads) | test_reads
         carried = [n for n in stored if n in head or n in live] + [n for n in targets if n in live]
         before = dict(scope.bindings)
-        init = tuple(self.as_value(scope.bindings.get(n, UNBOUND), scope, builder) for n in carried)
+        init = tuple(
+            self.as_output(scope.bindings.get(n, UNBOUND), scope, builder) for n in carried
+        )
         child = Builder(builder)
-        index_name = (
-            targets[0] if len(targets) == 1 and isinstance(node.target, ast.Name) else "trip"
-        )  # type: ignore[union-attr]
+        plain = isinstance(node, ast.For) and isinstance(node.target, ast.Name)
+        index_name = targets[0] if plain else "trip"
         index = child.placeholder(index_name, "index")
+        deleted = liveness.deleted(node.body)
         for name, first in zip(carried, init, strict=True):
             parameter = child.placeholder(name, "carried")
-            if maybe_unbound(first):
+            if maybe_unbound(first) or name in deleted:
                 facts.put(parameter, maybe_unbound=True)
             scope.bindings[name] = parameter
         for name in stored:
@@ -147,7 +143,7 @@ class LoopLowering:
                 if isinstance(node.target, ast.Name):
                     scope.bindings[node.target.id] = index
                 else:
-                    item = self.temp("item")
+                    item = scope.fresh("item")
                     scope.bindings[item] = index
                     unpack = ast.Assign([node.target], rewrite_ast.name(item, node))
                     unpack = ast.fix_missing_locations(ast.copy_location(unpack, node))
@@ -160,7 +156,7 @@ class LoopLowering:
         finally:
             self.loops.pop()
         outputs = tuple(
-            self.as_value(scope.bindings.get(n, UNBOUND), scope, child) for n in carried
+            self.as_output(scope.bindings.get(n, UNBOUND), scope, child) for n in carried
         )
         label = (bounds.label if bounds is not None else "") or _label(node)
         has_exit = any(
@@ -180,22 +176,20 @@ class LoopLowering:
         scope.bindings = {k: v for k, v in before.items() if k not in stored and k not in targets}
         for position, name in enumerate(carried):
             result = builder.item(made, position, name=name)
-            if maybe_unbound(init[position]):
+            if maybe_unbound(init[position]) or name in deleted:
                 facts.put(result, maybe_unbound=True)
             scope.bindings[name] = result
 
-    def reverse(
-        self: Lowering, given: list[Any], node: ast.For, scope: Scope, builder: Builder
-    ) -> list[Any]:
+    def reverse(self, given: list[Any], node: ast.For, scope: Scope, builder: Builder) -> list[Any]:
         """The bounds of the same range, walked backwards."""
         if all(isinstance(g, int) for g in given):
             backward = range(*given)[::-1]
             return [backward.start, backward.stop, backward.step]
-        names = [self.temp("bound") for _ in given]
+        names = [scope.fresh("bound") for _ in given]
         for name, value in zip(names, given, strict=True):
             scope.bindings[name] = value
-        results = [self.temp("bound") for _ in given]
-        whole = self.temp("range")
+        results = [scope.fresh("bound") for _ in given]
+        whole = scope.fresh("whole")
         text = (
             f"{whole} = range({', '.join(names)})[::-1]\n"
             f"{', '.join(results)} = ({whole}.start, {whole}.stop, {whole}.step)"
@@ -210,21 +204,14 @@ class LoopLowering:
             scope.bindings.pop(name, None)
         return [scope.bindings.pop(r) for r in results]
 
-    def while_test(self: Lowering, node: ast.While, scope: Scope, child: Builder) -> None:
+    def while_test(self, node: ast.While, scope: Scope, child: Builder) -> None:
         """The condition of a ``while`` at the head of its body."""
         known = scope.fold(node.test)
         if not isinstance(known, Missing) and known:
             return
-        test, _ = self.hoist_calls(node.test, scope, child)
-        stop = self.temp("stop")
-        negated = ast.copy_location(ast.UnaryOp(ast.Not(), test), node)
-        self.blocks.emit([rewrite_ast.assign(stop, negated, node)], scope, child, {stop})
-        self.emit_exit(BREAK_IF, scope.bindings.pop(stop), node, scope, child)
-
-
-def maybe_unbound(binding: Any) -> bool:
-    """Whether a binding can be ``UNBOUND`` when it is used."""
-    return binding is UNBOUND or (isinstance(binding, fx.Node) and facts.get(binding).maybe_unbound)
+        live = set(self.loops[-1].carried) | liveness.live_in(node.body, set())
+        stop = self.predicate(node.test, "stop", scope, child, live, negate=True)
+        self.emit_exit(BREAK_IF, stop, node, scope, child)
 
 
 def _label(node: ast.For | ast.While) -> str:

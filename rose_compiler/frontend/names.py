@@ -3,43 +3,68 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
 from rose_compiler.frontend.components import is_simulator
-from rose_compiler.frontend.scope import is_scalar
+from rose_compiler.frontend.reachable import fields_of
+from rose_compiler.frontend.scalar import is_scalar
+from rose_compiler.frontend.source import is_user_type
 
-_MAX_DEPTH = 5
-_MAX_ITEMS = 1000
-_CONTAINERS = (list, dict, set, collections.deque)
+MAX_OBJECTS = 50_000
+MAX_ITEMS = 1000  # of one container; a longer one counts as opaque
+_CONTAINERS = (list, dict, set, frozenset, tuple, collections.deque)
 _OPAQUE = (type, str, bytes, torch.dtype, torch.device)
+_MODULE_FIELDS = frozenset(vars(torch.nn.Module()))
+#: Parts of a module that are states of their own.
+PARTS = ("params", "buffers", "grads", "mode")
 
 
 class StateNames:
     """Canonical state names of everything that is reachable from the roots of a program.
 
-    A thing reached by several paths has the name of the shortest, first found. Parameters and buffers
-    of a module are named below it as ``agent.params.actor.0.weight`` and ``agent.buffers.mean``; wrappers
-    around a simulator share the name of the outermost one met first.
+    A thing reached by several paths has the name of the shortest, first found; items of a sequence
+    have the name of the sequence. Parameters and buffers of a module are named below it as
+    ``agent.params.actor.0.weight`` and ``agent.buffers.mean``; wrappers around a simulator share
+    the name of the outermost one met first.
     """
 
     def __init__(self, roots: dict[str, Any]) -> None:
         self.names: dict[int, str] = {}
+        self.paths: dict[
+            int, str
+        ] = {}  # how to reach it from its root, where attributes lead there
         self.memory: list[tuple[int, int, str]] = []  # address range and state
         self.modules: dict[str, torch.nn.Module] = {}
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.tensors: dict[str, torch.Tensor] = {}
+        self.opaque: set[str] = set()  # what may hold more than was walked
+        self._inside: dict[int, tuple[str, str]] = {}  # submodules: the module named, and the path
         self._keep: list[Any] = []
-        queue = collections.deque((name, value, 0) for name, value in roots.items())
-        while queue:
-            name, value, depth = queue.popleft()
-            for each in self._enter(name, value):
-                if depth < _MAX_DEPTH:
-                    queue.append((*each, depth + 1))
+        self._ranges: tuple[int, np.ndarray, np.ndarray] | None = None
+        self._walk([(name, name, value) for name, value in roots.items()])
 
-    def _enter(self, name: str, value: Any) -> list[tuple[str, Any]]:
+    def add(self, name: str, value: Any) -> None:
+        """Name one more root and everything below it that has no name yet."""
+        self._walk([(name, name, value)])
+
+    def _walk(self, start: list[tuple[str, str | None, Any]]) -> None:
+        queue = collections.deque(start)
+        while queue:
+            name, path, value = queue.popleft()
+            if len(self._keep) > MAX_OBJECTS:
+                self.opaque.add(name)
+                continue
+            queue.extend(self._enter(name, path, value))
+        for name, optimizer in list(self.optimizers.items()):
+            owned = [p for group in optimizer.param_groups for p in group["params"]]
+            for number, tensor in enumerate(owned):
+                self._leaf(f"{name}.params.{number}", None, tensor)
+
+    def _enter(self, name: str, path: str | None, value: Any) -> list[tuple[str, str | None, Any]]:
         if (
             is_scalar(value)
             or id(value) in self.names
@@ -49,6 +74,8 @@ class StateNames:
             return []
         self.names[id(value)] = name
         self._keep.append(value)
+        if path is not None:
+            self.paths[id(value)] = path
         if isinstance(value, torch.Tensor):
             self._tensor(name, value)
             return []
@@ -56,59 +83,78 @@ class StateNames:
             self.memory.append((*array_range(value), name))
             return []
         if isinstance(value, torch.nn.Module):
-            return self._module(name, value)
+            return self._module(name, path, value)
         if isinstance(value, torch.optim.Optimizer):
             self.optimizers[name] = value
+            self.opaque.add(name)
             return []
         if is_simulator(value):
-            inner = value
-            while (
-                nested := vars(inner).get("env") or vars(inner).get("envs")
-            ) is not None and is_simulator(nested):
-                self.names.setdefault(id(nested), name)
-                self._keep.append(nested)
-                inner = nested
+            self._simulator(name, value)
             return []
-        if isinstance(value, dict):
-            return [
-                (f"{name}.{k}", v)
-                for k, v in list(value.items())[:_MAX_ITEMS]
-                if isinstance(k, str) and k.isidentifier()
-            ]
         if isinstance(value, _CONTAINERS):
-            if isinstance(value, set):
-                return []
-            return [
-                (name, v)
-                for v in list(value)[:_MAX_ITEMS]
-                if isinstance(v, (torch.Tensor, np.ndarray, torch.nn.Module))
-            ]
-        fields = getattr(value, "__dict__", None)
-        if not isinstance(fields, dict):
-            return []
-        return [(f"{name}.{k}", v) for k, v in fields.items()]
+            return self._container(name, path, value)
+        below = list(fields_of(value))
+        if not is_user_type(type(value)) and type(value).__module__ not in ("types", "argparse"):
+            self.opaque.add(name)
+        return [(f"{name}.{k}", _join(path, k), v) for k, v in below]
 
-    def _module(self, name: str, module: torch.nn.Module) -> list[tuple[str, Any]]:
-        self.modules[name] = module
-        for path, inner in module.named_modules():
-            if path:
-                self.names.setdefault(id(inner), f"{name}.{path}")
-                self._keep.append(inner)
-        for path, tensor in module.named_parameters():
-            self._leaf(f"{name}.params.{path}", tensor)
-        for path, tensor in module.named_buffers():
-            self._leaf(f"{name}.buffers.{path}", tensor)
-        known = {"_parameters", "_buffers", "_modules"}
+    def _container(
+        self, name: str, path: str | None, value: Any
+    ) -> list[tuple[str, str | None, Any]]:
+        if len(value) > MAX_ITEMS:
+            self.opaque.add(name)
+            return []
+        if not isinstance(value, dict):
+            return [(name, None, v) for v in list(value)]
         return [
-            (f"{name}.{k}", v)
-            for k, v in vars(module).items()
-            if k not in known and not k.startswith("_")
+            (f"{name}.{k}", _join(path, k), v)
+            if isinstance(k, str) and k.isidentifier()
+            else (name, None, v)
+            for k, v in list(value.items())
         ]
 
-    def _leaf(self, name: str, tensor: torch.Tensor) -> None:
+    def _simulator(self, name: str, value: Any) -> None:
+        self.opaque.add(name)
+        inner = value
+        while (nested := getattr(inner, "__dict__", {}).get("env")) is not None:
+            if not is_simulator(nested) or id(nested) in self.names:
+                break
+            self.names[id(nested)] = name
+            self._keep.append(nested)
+            inner = nested
+
+    def _module(
+        self, name: str, path: str | None, module: torch.nn.Module
+    ) -> list[tuple[str, str | None, Any]]:
+        self.modules[name] = module
+        self._inside[id(module)] = (name, "")
+        below: list[tuple[str, str | None, Any]] = []
+        for inner_path, inner in module.named_modules():
+            full = _join(path, inner_path) if inner_path else path
+            if inner_path and id(inner) not in self.names:
+                self.names[id(inner)] = f"{name}.{inner_path}"
+                self._inside[id(inner)] = (name, inner_path)
+                self._keep.append(inner)
+                if full is not None:
+                    self.paths[id(inner)] = full
+            prefix = f".{inner_path}" if inner_path else ""
+            for part, pool in (("params", inner._parameters), ("buffers", inner._buffers)):
+                for key, tensor in pool.items():
+                    if tensor is not None:
+                        self._leaf(f"{name}.{part}{prefix}.{key}", _join(full, key), tensor)
+            below += [
+                (f"{name}{prefix}.{k}", _join(full, k), v)
+                for k, v in vars(inner).items()
+                if k not in _MODULE_FIELDS
+            ]
+        return below
+
+    def _leaf(self, name: str, path: str | None, tensor: torch.Tensor) -> None:
         if id(tensor) not in self.names:
             self.names[id(tensor)] = name
             self._keep.append(tensor)
+            if path is not None:
+                self.paths[id(tensor)] = path
             self._tensor(name, tensor)
 
     def _tensor(self, name: str, tensor: torch.Tensor) -> None:
@@ -117,28 +163,120 @@ class StateNames:
         if found is not None:
             self.memory.append((*found, name))
 
+    # -- questions -----------------------------------------------------------------------------
+
     def name_of(self, value: Any) -> str | None:
         """The canonical name of a live object, if it is reachable from a root."""
         return self.names.get(id(value))
 
-    def owners(self, tensors: Any) -> list[str]:
-        """Names of the modules (or of the tensors themselves, outside any) that hold the tensors."""
+    def path_of(self, value: Any) -> str | None:
+        """A root and attributes that lead to a live object, if any do."""
+        return self.paths.get(id(value))
+
+    def shared(self, value: Any) -> list[str]:
+        """Other states that a live tensor or array shares bytes with."""
+        found = memory_range(value)
+        own = self.name_of(value)
+        return [] if found is None else [n for n in self.overlapping(*found) if n != own]
+
+    def part(self, value: Any, part: str) -> list[str]:
+        """The states that are the ``params``, ``buffers``, ``grads`` or ``mode`` of a live module,
+        or the ``grads`` of a tensor."""
+        if isinstance(value, torch.Tensor):
+            return self.cover([value], part)
+        if not isinstance(value, torch.nn.Module):
+            name = self.name_of(value)
+            return ["*"] if name is None else [f"{name}.{part}"]
+        found: dict[str, None] = {}
+        inside = self._inside.get(id(value))
+        if inside is not None:
+            found[_join(f"{inside[0]}.{part}", inside[1]) or ""] = None
+        if part in ("params", "grads"):
+            found.update(dict.fromkeys(self.cover(value.parameters(), part)))
+        elif part == "buffers":
+            found.update(dict.fromkeys(self.cover(value.buffers(), part)))
+        else:
+            for each in value.modules():
+                top, path = self._inside.get(id(each), ("*", ""))
+                found["*" if top == "*" else _join(f"{top}.{part}", path) or ""] = None
+        return _without_covered(found)
+
+    def cover(self, tensors: Iterable[torch.Tensor], part: str = "params") -> list[str]:
+        """The fewest states that hold these parameters (or, as part "grads", their gradients)."""
+        wanted: dict[str, set[str]] = {}
         found: dict[str, None] = {}
         for tensor in tensors:
             name = self.names.get(id(tensor))
             if name is None:
-                found.setdefault("*")
-            elif ".params." in name:
-                found.setdefault(name.split(".params.")[0])
-            elif ".buffers." in name:
-                found.setdefault(name.split(".buffers.")[0])
+                found["*"] = None
+                continue
+            top, middle, _ = name.partition(".params.")
+            if middle:
+                wanted.setdefault(top, set()).add(name)
             else:
-                found.setdefault(name)
+                found[f"{name}.grads" if part == "grads" else name] = None
+            for other in self.shared(tensor) if part != "grads" else ():
+                found[other] = None
+        for top, leaves in wanted.items():
+            every = [n for n in self.tensors if n.startswith(f"{top}.params.")]
+            for prefix in _prefixes(f"{top}.params", leaves, every):
+                found[prefix.replace(".params", f".{part}", 1) if part == "grads" else prefix] = (
+                    None
+                )
+        return _without_covered(found)
+
+    def owners(self, tensors: Iterable[torch.Tensor]) -> list[str]:
+        """Names of the modules that hold the tensors, or of those outside any themselves."""
+        found: dict[str, None] = {}
+        for tensor in tensors:
+            name = self.names.get(id(tensor), "*")
+            found.setdefault(name.split(".params.")[0].split(".buffers.")[0])
         return list(found)
 
     def overlapping(self, low: int, high: int) -> list[str]:
         """States whose memory shares a byte with the given address range."""
-        return [name for a, b, name in self.memory if a < high and low < b]
+        if self._ranges is None or self._ranges[0] != len(self.memory):
+            ranges = np.array([(a, b) for a, b, _ in self.memory], dtype=np.uint64).reshape(-1, 2)
+            self._ranges = (len(self.memory), ranges[:, 0], ranges[:, 1])
+        _, lows, highs = self._ranges
+        hits = np.nonzero((lows < np.uint64(high)) & (highs > np.uint64(low)))[0]
+        return [self.memory[i][2] for i in hits]
+
+    def is_opaque(self, name: str) -> bool:
+        """Whether a state may hold things that have no name: they can't be told by identity."""
+        return any(name == o or name.startswith(o + ".") for o in self.opaque)
+
+
+def _join(path: str | None, key: str) -> str | None:
+    if path is None or not key:
+        return path
+    return f"{path}.{key}"
+
+
+def _prefixes(prefix: str, leaves: set[str], every: list[str]) -> Iterator[str]:
+    """The fewest dotted prefixes that cover ``leaves`` and none of ``every`` besides."""
+    below = [n for n in every if n.startswith(f"{prefix}.") or n == prefix]
+    if all(n in leaves for n in below):
+        yield prefix
+        return
+    depth = prefix.count(".") + 1
+    steps = dict.fromkeys(".".join(n.split(".")[: depth + 1]) for n in below)
+    for step in steps:
+        if step != prefix and any(n == step or n.startswith(f"{step}.") for n in leaves):
+            yield from _prefixes(step, leaves, every)
+
+
+def _without_covered(names: dict[str, None]) -> list[str]:
+    return [n for n in names if not any(n != o and n.startswith(f"{o}.") for o in names)]
+
+
+def memory_range(value: Any) -> tuple[int, int] | None:
+    """First and last address of a tensor's or array's bytes; ``None`` for anything else."""
+    if isinstance(value, torch.Tensor):
+        return tensor_range(value)
+    if isinstance(value, np.ndarray) and value.size and value.dtype != object:
+        return array_range(value)
+    return None
 
 
 def tensor_range(tensor: torch.Tensor) -> tuple[int, int] | None:
@@ -153,7 +291,7 @@ def tensor_range(tensor: torch.Tensor) -> tuple[int, int] | None:
     size = tensor.element_size()
     low = start + tensor.storage_offset() * size
     span = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return low, low + (span + 1) * size
+    return int(low), int(low + (span + 1) * size)
 
 
 def array_range(array: np.ndarray) -> tuple[int, int]:

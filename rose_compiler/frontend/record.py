@@ -12,8 +12,8 @@ import torch
 import torch.fx as fx
 
 from rose_compiler.frontend.components import is_simulator
-from rose_compiler.frontend.names import StateNames, array_range, tensor_range
 from rose_compiler.frontend.known import graph_leaves
+from rose_compiler.frontend.names import StateNames, array_range, tensor_range
 from rose_compiler.ir import facts
 from rose_compiler.ir.facts import Spec
 from rose_compiler.ir.interp import Hooks

@@ -29,9 +29,12 @@ def has_return(statements: Sequence[ast.stmt]) -> bool:
 
 
 def single_exit(statements: Sequence[ast.stmt]) -> list[ast.stmt] | None:
-    """The statements with every ``return`` turned into an assignment of ``RETURN_NAME`` that control
-    falls out of the end of; ``None`` when a ``return`` stands where that is impossible (in a loop,
-    ``try`` or ``with`` that has statements behind it)."""
+    """The statements with every ``return`` turned into an assignment of ``RETURN_NAME`` at the end of
+    its way; ``None`` when a ``return`` stands where that is impossible (in a loop, a ``try``, or a
+    ``with`` that has statements behind it)."""
+    if not has_return(statements):
+        last = statements[-1] if statements else ast.Pass(lineno=1, col_offset=0)
+        return [*statements, assign(RETURN_NAME, constant(None, last), last)]
     result: list[ast.stmt] = []
     for position, statement in enumerate(statements):
         rest = list(statements[position + 1 :])
@@ -41,20 +44,46 @@ def single_exit(statements: Sequence[ast.stmt]) -> list[ast.stmt] | None:
         if not has_return([statement]):
             result.append(statement)
             continue
+        made = copy.copy(statement)
+        arms: list[list[ast.stmt]] = []
         if isinstance(statement, ast.If):
-            body = single_exit([*statement.body, *([] if _ends(statement.body) else rest)])
-            orelse = single_exit([*statement.orelse, *([] if _ends(statement.orelse) else rest)])
-            if body is None or orelse is None:
-                return None
-            made = ast.If(statement.test, body or [ast.Pass()], orelse)
-            return [*result, ast.fix_missing_locations(ast.copy_location(made, statement))]
-        if isinstance(statement, ast.With) and _ends(statement.body):
-            body = single_exit(statement.body)
-            if body is None:
-                return None
-            return [*result, ast.copy_location(ast.With(statement.items, body), statement)]
-        return None
+            arms = [statement.body, statement.orelse]
+        elif isinstance(statement, ast.Match):
+            made.cases = list(statement.cases)  # type: ignore[attr-defined]
+            if not any(_catches_all(c) for c in statement.cases):
+                wild = ast.match_case(ast.MatchAs(), None, [ast.Pass()])
+                made.cases.append(_at(wild, statement))  # type: ignore[attr-defined]
+            arms = [c.body for c in made.cases]  # type: ignore[attr-defined]
+        elif isinstance(statement, ast.With) and _ends(statement.body):
+            arms, rest = [statement.body], []
+        if not arms:
+            return None
+        ended = [single_exit([*arm, *([] if _ends(arm) else rest)]) for arm in arms]
+        if any(e is None for e in ended):
+            return None
+        if isinstance(made, ast.If):
+            made.body, made.orelse = ended  # type: ignore[assignment]
+        elif isinstance(made, ast.Match):
+            made.cases = [
+                _at(ast.match_case(c.pattern, c.guard, e), statement)  # type: ignore[arg-type]
+                for c, e in zip(made.cases, ended, strict=True)
+            ]
+        else:
+            made.body = ended[0]  # type: ignore[attr-defined]
+        return [*result, made]
     return result
+
+
+def _catches_all(case: ast.match_case) -> bool:
+    return isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None and not case.guard
+
+
+def _at(node: ast.match_case, like: ast.AST) -> ast.match_case:
+    """A case with places for the parts that have none."""
+    for part in ast.walk(node):
+        if isinstance(part, (ast.expr, ast.stmt, ast.pattern)) and not hasattr(part, "lineno"):
+            ast.copy_location(part, like)
+    return node
 
 
 def _ends(statements: Sequence[ast.stmt]) -> bool:
@@ -66,6 +95,8 @@ def _ends(statements: Sequence[ast.stmt]) -> bool:
         return True
     if isinstance(last, ast.If):
         return bool(last.orelse) and _ends(last.body) and _ends(last.orelse)
+    if isinstance(last, ast.Match):
+        return any(_catches_all(c) for c in last.cases) and all(_ends(c.body) for c in last.cases)
     return isinstance(last, ast.With) and _ends(last.body)
 
 
@@ -111,3 +142,36 @@ def flag_exits(statements: Sequence[ast.stmt], broke: str, continued: str) -> li
             result.append(ast.fix_missing_locations(ast.copy_location(guard, statement)))
         return result
     return result
+
+
+class _Free(ast.NodeTransformer):
+    """Spells out what a function's closure holds, so that its statements can stand elsewhere."""
+
+    def __init__(self, cells: dict[str, str], first: str | None) -> None:
+        self.cells = cells
+        self.first = first
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if node.id not in self.cells or not isinstance(node.ctx, ast.Load):
+            return node
+        made = ast.Attribute(ast.Name(self.cells[node.id], ast.Load()), "cell_contents", ast.Load())
+        return ast.fix_missing_locations(ast.copy_location(made, node))
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        is_super = isinstance(node.func, ast.Name) and node.func.id == "super"
+        if is_super and not node.args and self.first is not None:
+            node.args = [name("__class__", node), name(self.first, node)]
+        return node
+
+
+def spelled_out(node: ast.FunctionDef, cells: dict[str, str]) -> ast.FunctionDef:
+    """A function with ``super()`` given its arguments, and with each closure variable of ``cells``
+    read from the cell that a variable of the name given there holds."""
+    uses_super = any(isinstance(n, ast.Name) and n.id == "super" for n in ast.walk(node))
+    if not cells and not uses_super:
+        return node
+    spec = (*node.args.posonlyargs, *node.args.args)
+    made = copy.deepcopy(node)
+    _Free(cells, spec[0].arg if spec else None).visit(made)
+    return made

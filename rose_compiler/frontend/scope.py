@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import ast
 import builtins
-import inspect
 import operator
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 import torch.fx as fx
 
+from rose_compiler.frontend.attributes import (
+    NOT_STATIC as NOT_STATIC,
+)
+from rose_compiler.frontend.attributes import (
+    Missing as Missing,
+)
+from rose_compiler.frontend.attributes import (
+    callable_only,
+)
+from rose_compiler.frontend.attributes import (
+    read_attribute as read_attribute,
+)
+from rose_compiler.frontend.changes import Changes, mangled
 from rose_compiler.frontend.components import is_component_call
-from rose_compiler.frontend.source import FunctionSource
+from rose_compiler.frontend.names import StateNames
+from rose_compiler.frontend.scalar import is_scalar as is_scalar
+from rose_compiler.frontend.source import FunctionSource, is_user_module, is_user_type
 from rose_compiler.ir.ops import UNBOUND
-
-SCALARS = (int, float, bool, str, bytes, type(None), complex)
 
 
 @dataclass(frozen=True)
 class Static:
     """A name or path that stands for a live object known at capture.
 
-    ``node`` is the state node of its root in the graph where the root was born; ``path`` leads from the root to
-    the object.
+    ``root`` is the state root it lies below, ``path`` the attributes that lead there. Without a
+    root it is a function, class or module, which statements look up by themselves.
     """
 
     value: Any
@@ -38,50 +49,61 @@ class Static:
         return f"{self.root}.{self.path}" if self.path else self.root
 
 
-class Missing:
-    """What :meth:`Scope.fold` answers for what is not known at capture."""
-
-
-NOT_STATIC = Missing()
-
-
-def is_scalar(value: Any) -> bool:
-    """Whether a value is folded into the program: a number, text, ``None``, dtype, device or a tuple of such."""
-    if isinstance(value, (torch.dtype, torch.device, torch.Size)):
-        return True
-    if type(value) in SCALARS:
-        return True
-    return type(value) is tuple and all(is_scalar(v) for v in value)
-
-
 @dataclass
 class Session:
-    """What one capture shares between all scopes: roots, folded configuration, written attributes."""
+    """What one capture shares between all scopes: roots, folded configuration, what may change."""
 
+    changes: Changes = field(default_factory=Changes)
     roots: dict[str, Any] = field(default_factory=dict)
     folded: dict[str, Any] = field(default_factory=dict)  # path -> value seen
-    written_attributes: set[str] = field(default_factory=set)
-    root_names: dict[int, str] = field(default_factory=dict)
-    declared_roots: set[str] = field(default_factory=set)
     new_root: Callable[[str, Any], None] = lambda name, value: None
     rebindable: dict[str, Callable[[], Any]] = field(default_factory=dict)  # global/closure roots
+    names: StateNames = field(default_factory=lambda: StateNames({}))
+    _root_of: dict[int, str] = field(default_factory=dict)
 
-    def root(self, stem: str, value: Any, current: Callable[[], Any] | None = None) -> str:
-        """The root name of a live object; a new root for one that has none."""
-        known = self.root_names.get(id(value))
-        if known is not None:
-            return known
+    def arguments(self, values: dict[str, Any]) -> None:
+        """Make roots of the live objects among a call's arguments, all at once: each then has its
+        own name, whatever leads to it besides."""
+        self.names = StateNames(values)
+        for name, value in values.items():
+            if self.names.path_of(value) == name:
+                self._new(name, value)
+
+    def root(self, stem: str, value: Any, current: Callable[[], Any] | None = None) -> Static:
+        """A live object by the shortest path to it; a new root for one that no path leads to.
+
+        ``current`` reads the global or closure variable again that it was found in.
+        """
+        found = self.names.path_of(value) or self._root_of.get(id(value))
+        if found is not None:
+            if current is not None and found not in self.rebindable:
+                key = f"<{stem}>"
+                self.rebindable.setdefault(key, current)
+                self.folded.setdefault(key, value)
+            root, _, path = found.partition(".")
+            return Static(value, root, path)
         name = stem
         n = 1
         while name in self.roots:
             name = f"{stem}_{n}"
             n += 1
-        self.roots[name] = value
-        self.root_names[id(value)] = name
+        self.names.add(name, value)
         if current is not None:
             self.rebindable[name] = current
+        self._new(name, value)
+        return Static(value, name)
+
+    def _new(self, name: str, value: Any) -> None:
+        self.roots[name] = value
+        self._root_of[id(value)] = name
         self.new_root(name, value)
-        return name
+
+    def static(self, value: Any, root: str, path: str) -> Static:
+        """A live object by its shortest path from any root."""
+        shortest = self.names.path_of(value) if root else None
+        if shortest is not None:
+            root, _, path = shortest.partition(".")
+        return Static(value, root, path)
 
 
 _FOLDABLE_BINOPS: dict[type, Callable[[Any, Any], Any]] = {
@@ -115,6 +137,7 @@ class Scope:
         self.bindings: dict[str, Any] = {}  # name -> fx.Node | Static | constant | UNBOUND
         self.locals: set[str] = set()
         self._stores: dict[str, int] | None = None
+        self._taken: set[str] | None = None
 
     # -- names ---------------------------------------------------------------------------------
 
@@ -125,36 +148,38 @@ class Scope:
             return self.bindings[name]
         if name in self.locals:
             return UNBOUND
-        cells = self.source.closure
-        if name in cells:
-            cell = cells[name]
+        cell = self.source.closure.get(name)
+        if cell is not None:
             try:
                 value = cell.cell_contents
             except ValueError:
                 return NOT_STATIC
             if is_scalar(value):
-                return self._outer(name, value, lambda: cell.cell_contents)
-            return Static(value, self.session.root(name, value, lambda: cell.cell_contents))
+                return self._folded_name(name, value, lambda: cell.cell_contents)
+            return self.session.root(name, value, lambda: cell.cell_contents)
         space = self.source.globals
         if name in space:
+            if self.session.changes.global_(space, name):
+                return NOT_STATIC
             return self._outer(name, space[name], lambda: space.get(name))
         if hasattr(builtins, name):
             return Static(getattr(builtins, name), "")
         return NOT_STATIC
 
     def _outer(self, name: str, value: Any, current: Callable[[], Any]) -> Any:
-        if isinstance(
-            value, (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
-        ) or callable_only(value):
-            self.session.rebindable.setdefault(f"<{self.source.node.name}>.{name}", current)
-            self.session.folded.setdefault(f"<{self.source.node.name}>.{name}", value)
+        kinds = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
+        if isinstance(value, kinds) or callable_only(value):
+            self._folded_name(name, value, current)
             return Static(value, "")
         if is_scalar(value):
-            key = f"<{self.source.node.name}>.{name}"
-            self.session.rebindable.setdefault(key, current)
-            self.session.folded.setdefault(key, value)
-            return value
-        return Static(value, self.session.root(name, value, current))
+            return self._folded_name(name, value, current)
+        return self.session.root(name, value, current)
+
+    def _folded_name(self, name: str, value: Any, current: Callable[[], Any]) -> Any:
+        key = f"<{self.source.node.name}>.{name}"
+        self.session.rebindable.setdefault(key, current)
+        self.session.folded.setdefault(key, value)
+        return value
 
     def stores(self, name: str) -> int:
         """How many times the function assigns a name."""
@@ -164,6 +189,18 @@ class Scope:
                 if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
                     self._stores[part.id] = self._stores.get(part.id, 0) + 1
         return self._stores.get(name, 0)
+
+    def fresh(self, stem: str) -> str:
+        """A variable name that the function does not use."""
+        if self._taken is None:
+            self._taken = {n.id for n in ast.walk(self.source.node) if isinstance(n, ast.Name)}
+            self._taken |= {n.arg for n in ast.walk(self.source.node) if isinstance(n, ast.arg)}
+        name, n = stem, 1
+        while name in self._taken or name in self.bindings or hasattr(builtins, name):
+            n += 1
+            name = f"{stem}_{n}"
+        self._taken.add(name)
+        return name
 
     # -- live objects --------------------------------------------------------------------------
 
@@ -191,22 +228,34 @@ class Scope:
         if isinstance(expression, ast.Name):
             found = self.lookup(expression.id)
             return found if isinstance(found, Static) else None
+        if isinstance(expression, ast.Call):
+            return self._super(expression)
         if isinstance(expression, ast.Attribute):
             base = self.static(expression.value)
-            if base is None or expression.attr in self.session.written_attributes:
+            if base is None:
                 return None
-            value = read_attribute(base.value, expression.attr)
+            name = mangled(expression.attr, self.source.owner)
+            if not isinstance(base.value, super) and self.session.changes.attribute(
+                base.value, name
+            ):
+                return None
+            value = read_attribute(base.value, name)
             if value is NOT_STATIC:
                 return None
-            path = f"{base.path}.{expression.attr}" if base.path else expression.attr
-            return Static(value, base.root, path if base.root else "")
-        if (
-            isinstance(expression, ast.Call)
-            and isinstance(expression.func, ast.Name)
-            and expression.func.id == "super"
-        ):
-            return None
+            if isinstance(base.value, super):
+                return Static(value, base.root, base.path) if callable(value) else None
+            path = f"{base.path}.{name}" if base.path else name
+            return self.session.static(value, base.root, path if base.root else "")
         return None
+
+    def _super(self, call: ast.Call) -> Static | None:
+        """``super(__class__, self)``, as a proxy of the live object."""
+        if not isinstance(call.func, ast.Name) or call.func.id != "super" or len(call.args) != 2:
+            return None
+        cls, obj = (self.static(a) for a in call.args)
+        if cls is None or obj is None or not isinstance(cls.value, type):
+            return None
+        return Static(super(cls.value, obj.value), obj.root, obj.path)
 
     def fold(self, expression: ast.expr) -> Any:
         """The constant an expression always has, or ``NOT_STATIC``. Configuration that was read is
@@ -222,9 +271,11 @@ class Scope:
             return found
         if isinstance(expression, ast.Attribute):
             found = self.static(expression)
-            if found is not None and is_scalar(found.value):
-                return self._folded(found)
-            return NOT_STATIC
+            if found is None or not is_scalar(found.value):
+                return NOT_STATIC
+            if not found.root:
+                self._guard_outer(expression)
+            return self._folded(found)
         if isinstance(expression, ast.UnaryOp):
             value = self.fold(expression.operand)
             if isinstance(value, Missing):
@@ -286,7 +337,7 @@ class Scope:
             if (
                 target.value is hasattr
                 and isinstance(args[1], str)
-                and args[1] not in self.session.written_attributes
+                and not self.session.changes.attribute(known.value, args[1])
             ):
                 return hasattr(known.value, args[1])
             cls = self.static(expression.args[1])
@@ -303,32 +354,22 @@ class Scope:
             return target.value(*args)
         return NOT_STATIC
 
+    def _guard_outer(self, expression: ast.Attribute) -> None:
+        """Configuration kept in a module or a class of the user's."""
+        base = self.static(expression.value)
+        if base is None or base.root:
+            return
+        owner, name = base.value, expression.attr
+        if isinstance(owner, types.ModuleType):
+            mine = is_user_module(owner)
+        else:
+            mine = isinstance(owner, type) and is_user_type(owner)
+        if mine:
+            key = f"<{getattr(owner, '__name__', '')}>.{name}"
+            self.session.rebindable.setdefault(key, lambda: getattr(owner, name))
+            self.session.folded.setdefault(key, getattr(owner, name))
+
     def _folded(self, found: Static) -> Any:
         if found.root:
             self.session.folded.setdefault(found.full, found.value)
         return found.value
-
-
-def callable_only(value: Any) -> bool:
-    """Whether an object is only good for being called: a method, a ufunc, a torch operator."""
-    import numpy as np
-
-    return isinstance(value, (types.MethodType, np.ufunc, types.MethodDescriptorType)) or (
-        callable(value) and type(value).__module__.startswith(("torch._ops", "functools"))
-    )
-
-
-def read_attribute(owner: Any, name: str) -> Any:
-    """An attribute that reading can't change: instance data, methods, properties of libraries."""
-    try:
-        raw = inspect.getattr_static(owner, name)
-    except AttributeError:
-        raw = None
-    if isinstance(raw, property):
-        module = getattr(raw.fget, "__module__", "") or ""
-        if not module.startswith(("gymnasium", "torch", "numpy", "rose_compiler", "envpool")):
-            return NOT_STATIC
-    try:
-        return getattr(owner, name)
-    except Exception:  # whatever a user's __getattr__ raises, the path is not known
-        return NOT_STATIC

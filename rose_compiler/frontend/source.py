@@ -8,13 +8,14 @@ import inspect
 import linecache
 import sys
 import sysconfig
-import textwrap
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from rose_compiler.base.errors import SourceLocation, fail
+from rose_compiler.frontend.modes import undecorated
+from rose_compiler.ir.facts import Context
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,15 @@ class FunctionSource:
     """One Python function: its tree, its file and what its free names stand for.
 
     ``closure`` maps free variables to their cells, which are read anew whenever they are needed: a
-    closure may be rebound later. ``bound`` is the object a method is bound to.
+    closure may be rebound later. ``bound`` is the object a method is bound to, ``contexts`` are the
+    modes that decorators like ``@torch.no_grad()`` put around the body.
     """
 
     fn: types.FunctionType
     node: ast.FunctionDef
     filename: str
     bound: Any = None
-    decorators: tuple[str, ...] = ()
+    contexts: tuple[Context, ...] = ()
 
     @property
     def globals(self) -> dict[str, Any]:
@@ -38,6 +40,12 @@ class FunctionSource:
     @property
     def closure(self) -> dict[str, types.CellType]:
         return dict(zip(self.fn.__code__.co_freevars, self.fn.__closure__ or (), strict=True))
+
+    @property
+    def owner(self) -> str | None:
+        """The class that the function was defined in, which mangles names like ``__x``."""
+        parts = self.fn.__qualname__.split(".")
+        return parts[-2] if len(parts) > 1 and parts[-2] != "<locals>" else None
 
     def where(self, node: ast.AST) -> SourceLocation:
         """The place of a node in the user's file."""
@@ -78,10 +86,11 @@ def read(fn: Any) -> FunctionSource:
     """The source of a function, a bound method or a closure.
 
     Raises:
-        CaptureError: for a builtin, lambda, class, generator or coroutine function, and for a function
-            whose source can't be found or holds another function.
+        CaptureError: for a builtin, lambda, class, generator or coroutine function, and for a
+            function whose source can't be found.
     """
     function, bound = function_of(fn)
+    function, contexts = undecorated(function)
     code = function.__code__
     where = SourceLocation(code.co_filename, code.co_firstlineno)
     if function.__name__ == "<lambda>":
@@ -96,41 +105,41 @@ def read(fn: Any) -> FunctionSource:
             f"{function.__qualname__} is a generator or coroutine function",
             where=where,
         )
-    node = _parse(function)
-    if node is None:
+    node = tree(function)
+    if not isinstance(node, ast.FunctionDef):
         raise fail(
             "capture-no-source", f"the source of {function.__qualname__} can't be read", where=where
         )
-    decorators = tuple(ast.unparse(d) for d in node.decorator_list)
-    return FunctionSource(function, node, code.co_filename, bound, decorators)
+    return FunctionSource(function, node, code.co_filename, bound, contexts)
 
 
-@functools.lru_cache(maxsize=512)
-def _parse_code(code: types.CodeType, name: str) -> ast.FunctionDef | None:
+@functools.lru_cache(maxsize=2048)
+def _parse_code(code: types.CodeType, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     linecache.checkcache(code.co_filename)
     try:
         lines, first = inspect.getsourcelines(code)
     except (OSError, TypeError):
         return None
-    text = textwrap.dedent("".join(lines))
-    indent = len(lines[0]) - len(lines[0].lstrip())
+    # a block around it, instead of less indentation: the text in strings stays as it is
+    indented = lines[0][:1].isspace()
+    text = ("if True:\n" if indented else "") + "".join(lines)
     try:
         tree = ast.parse(text)
     except SyntaxError:
         return None
     found = tree.body[0]
-    if not isinstance(found, ast.FunctionDef) or found.name != name:
+    if indented and isinstance(found, ast.If):
+        found = found.body[0]
+    if not isinstance(found, (ast.FunctionDef, ast.AsyncFunctionDef)) or found.name != name:
         return None
-    ast.increment_lineno(found, max(first, 1) - 1)
-    for part in ast.walk(found):
-        if hasattr(part, "col_offset"):
-            part.col_offset += indent
-            part.end_col_offset += indent  # type: ignore[attr-defined]
+    ast.increment_lineno(found, max(first, 1) - (2 if indented else 1))
     return found
 
 
-def _parse(function: types.FunctionType) -> ast.FunctionDef | None:
-    return _parse_code(function.__code__, function.__name__)
+def tree(function: types.FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The tree of a plain function; ``None`` if its source can't be read."""
+    # not by its __name__: functools.wraps gives a wrapper the name of what it wraps
+    return _parse_code(function.__code__, function.__code__.co_name)
 
 
 _LIBRARY = tuple(
@@ -143,25 +152,56 @@ _LIBRARY = tuple(
     )
 )
 _PACKAGES = ("torch", "numpy", "gymnasium", "envpool", "rose_compiler.sim", "rose_compiler.runtime")
+# plain tensor code, written to be inlined
+_INLINED = "rose_compiler.sim.torch_envs"
 
 
 def is_user_code(function: Callable[..., Any]) -> bool:
     """Whether inlining may enter a function: neither standard library nor an installed package.
 
-    Torch-native simulators of :mod:`rose_compiler.sim` count as user code: their steps are plain tensor
-    code, written to be inlined.
+    Torch-native simulators of :mod:`rose_compiler.sim` count as user code.
     """
     module = getattr(function, "__module__", "") or ""
-    if module == "rose_compiler.sim.native":
+    if module == _INLINED:
         return True
     code = getattr(function, "__code__", None)
     if code is None or module in sys.builtin_module_names:
         return False
-    if any(module == p or module.startswith(p + ".") for p in _PACKAGES):
+    # functools.wraps gives a wrapper of a library's the module of the user's function
+    return not _in_packages(module) and not _is_library_file(code.co_filename)
+
+
+def is_user_type(cls: type) -> bool:
+    """Whether a class was written by the user."""
+    return _is_user_type(cls)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_user_type(cls: Any) -> bool:
+    module = cls.__module__ or ""
+    if module == _INLINED:
+        return True
+    if module in sys.builtin_module_names or module == "builtins" or _in_packages(module):
         return False
-    filename = code.co_filename
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is None or not _is_library_file(file)
+
+
+def is_user_module(module: types.ModuleType) -> bool:
+    """Whether a module was written by the user."""
+    file = getattr(module, "__file__", None)
+    return file is not None and not _in_packages(module.__name__) and not _is_library_file(file)
+
+
+def _in_packages(module: str) -> bool:
+    return any(module == p or module.startswith(p + ".") for p in _PACKAGES)
+
+
+def _is_library_file(filename: str) -> bool:
     if filename.startswith("<") and not linecache.getlines(filename):
-        return False
+        return True
     return (
-        not any(filename.startswith(p + "/") for p in _LIBRARY) and "site-packages" not in filename
+        any(filename.startswith(p + "/") for p in _LIBRARY)
+        or "site-packages" in filename
+        or "<frozen" in filename
     )

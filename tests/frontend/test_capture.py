@@ -1,4 +1,7 @@
-"""Captured functions do what the functions do: values, states, exceptions, generators."""
+"""Captured functions do what the functions do: values, states, exceptions, generators.
+
+PYTEST_DONT_REWRITE: a rewritten `assert` has another message than the one captured from source.
+"""
 
 from __future__ import annotations
 

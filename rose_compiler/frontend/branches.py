@@ -1,0 +1,175 @@
+"""``if``, ``with``, ``break`` and ``continue``."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import torch.fx as fx
+
+from rose_compiler.base.errors import fail
+from rose_compiler.frontend import liveness, rewrite_ast
+from rose_compiler.frontend.calls import CallLowering
+from rose_compiler.frontend.core import maybe_unbound
+from rose_compiler.frontend.modes import context_of, context_of_instance
+from rose_compiler.frontend.scope import Missing, Scope
+from rose_compiler.ir import facts
+from rose_compiler.ir.ops import BREAK_IF, CONTINUE_IF, UNBOUND, Op
+from rose_compiler.ir.program import Builder
+
+
+class BranchLowering(CallLowering):
+    """The part of lowering that deals with branches, modes and exits."""
+
+    def lower_if(self, node: ast.If, scope: Scope, builder: Builder, live: set[str]) -> None:
+        """One arm where the test is known, a block or a branch otherwise."""
+        known = scope.fold(node.test)
+        if not isinstance(known, Missing):
+            self.statements(node.body if known else node.orelse, scope, builder, live)
+            return
+        self.refuse_rebinding(node, scope)
+        if not self.structural([node], scope):
+            self.blocks.emit([node], scope, builder, live)
+            return
+        inside = liveness.live_in(node.body, live) | liveness.live_in(node.orelse, live)
+        pred = self.predicate(node.test, "pred", scope, builder, inside)
+        before = dict(scope.bindings)
+        arms: list[tuple[Builder, dict[str, Any]]] = []
+        for body in (node.body, node.orelse):
+            arm = Builder(builder)
+            scope.bindings = dict(before)
+            self.statements(body, scope, arm, live)
+            arms.append((arm, dict(scope.bindings)))
+        changed = [
+            n
+            for n in dict.fromkeys([*arms[0][1], *arms[1][1]])
+            if n in live and arms[0][1].get(n, UNBOUND) is not arms[1][1].get(n, UNBOUND)
+        ]
+        outputs = []
+        for arm, after in arms:
+            scope.bindings = after
+            outputs.append(
+                tuple(self.as_output(after.get(n, UNBOUND), scope, arm) for n in changed)
+            )
+        made = builder.branch(
+            pred, arms[0][0], outputs[0], arms[1][0], outputs[1], **self.known(node, scope)
+        )
+        scope.bindings = before
+        for each in dict.fromkeys([*arms[0][1], *arms[1][1]]):
+            if each in live and each not in changed:
+                scope.bindings[each] = arms[0][1].get(each, UNBOUND)
+        for position, each in enumerate(changed):
+            result = builder.item(made, position, name=each)
+            if any(maybe_unbound(o[position]) for o in outputs):
+                facts.put(result, maybe_unbound=True)
+            scope.bindings[each] = result
+
+    def predicate(
+        self,
+        test: ast.expr,
+        stem: str,
+        scope: Scope,
+        builder: Builder,
+        live: set[str],
+        *,
+        negate: bool = False,
+    ) -> fx.Node:
+        """A test as an operation of its own; names in ``live`` that it assigns are bound."""
+        expression, _ = self.hoist_calls(test, scope, builder)
+        if negate:
+            expression = ast.copy_location(ast.UnaryOp(ast.Not(), expression), test)
+        name = scope.fresh(stem)
+        statement = rewrite_ast.assign(name, expression, test)
+        self.blocks.emit([statement], scope, builder, {name} | live)
+        found: fx.Node = scope.bindings.pop(name)
+        return found
+
+    def lower_with(self, node: ast.With, scope: Scope, builder: Builder, live: set[str]) -> None:
+        """The body under torch's modes, or one block for any other context manager."""
+        contexts: list[facts.Context] = []
+        for item in node.items:
+            context = self.known_context(item.context_expr, scope)
+            if context is None or item.optional_vars is not None:
+                self.refuse_rebinding(node, scope)
+                self.blocks.emit([node], scope, builder, live)
+                return
+            contexts.append(context)
+        outer = self.contexts
+        self.contexts = (*outer, *(c for c in contexts if c.kind != "phase"))
+        try:
+            self.statements(node.body, scope, builder, live)
+        finally:
+            self.contexts = outer
+
+    def known_context(self, expression: ast.expr, scope: Scope) -> facts.Context | None:
+        """A thread-local mode with static arguments, or ``None`` for any other context manager."""
+        if not isinstance(expression, ast.Call):
+            existing = scope.static(expression)
+            return None if existing is None else context_of_instance(existing.value)
+        target = scope.static(expression.func)
+        if target is None:
+            return None
+        args = [scope.fold(a) for a in expression.args]
+        keywords = [(k.arg or "", scope.fold(k.value)) for k in expression.keywords]
+        if any(isinstance(a, Missing) for a in args) or any(
+            isinstance(v, Missing) or not k for k, v in keywords
+        ):
+            return None
+        return context_of(target.value, tuple(args), tuple(keywords))
+
+    def exit(
+        self,
+        node: ast.stmt,
+        rest: list[ast.stmt],
+        scope: Scope,
+        builder: Builder,
+        live_out: set[str],
+    ) -> None:
+        """A statement that may leave the loop: flags, then the exit itself."""
+        frame = self.loops[-1]
+        if isinstance(node, (ast.Break, ast.Continue)):
+            op = BREAK_IF if isinstance(node, ast.Break) else CONTINUE_IF
+            self.emit_exit(op, True, node, scope, builder)
+            return
+        if isinstance(node, ast.If):
+            known = scope.fold(node.test)
+            if not isinstance(known, Missing):
+                arm = node.body if known else node.orelse
+                live = liveness.live_in(rest, live_out)
+                self.statements(arm, scope, builder, live | set(frame.carried))
+                return
+        broke, continued = scope.fresh("broke"), scope.fresh("continued")
+        flagged = rewrite_ast.flag_exits([node], broke, continued)
+        if flagged is None:
+            raise fail(
+                "capture-unsupported",
+                "`break` or `continue` out of a construct that can't be split",
+                where=scope.source.where(node),
+            )
+        live = liveness.live_in(rest, live_out) | set(frame.carried) | {broke, continued}
+        uses = liveness.assigned(flagged)
+        for flag in (broke, continued):
+            scope.locals.add(flag)
+            scope.bindings[flag] = False
+        for position, statement in enumerate(flagged):
+            after = liveness.live_in(flagged[position + 1 :], live)
+            self.statement(statement, scope, builder, after)
+        for flag, op in ((broke, BREAK_IF), (continued, CONTINUE_IF)):
+            if flag in uses:
+                self.emit_exit(op, scope.bindings[flag], node, scope, builder)
+            scope.bindings.pop(flag)
+
+    def emit_exit(self, op: Op, pred: Any, node: ast.AST, scope: Scope, builder: Builder) -> None:
+        """The exit operation, with what the loop hands out there."""
+        frame = self.loops[-1]
+        if frame.builder is not builder:
+            raise fail(
+                "capture-unsupported",
+                "`break` or `continue` inside a branch around a component call",
+                where=scope.source.where(node),
+                help="set a flag in the branch and break on it after the branch",
+            )
+        carried = tuple(
+            self.as_output(scope.bindings.get(n, UNBOUND), scope, builder) for n in frame.carried
+        )
+        builder.call(op, pred, carried, **self.known(node, scope))

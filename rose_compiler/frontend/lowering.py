@@ -1,0 +1,211 @@
+"""Statements of a function -> operations of a loop-nested program, one statement at a time."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch.fx as fx
+
+from rose_compiler.frontend import liveness, rewrite_ast
+from rose_compiler.frontend.core import maybe_unbound, names_of_tuple
+from rose_compiler.frontend.loops import LoopLowering
+from rose_compiler.frontend.scope import Missing, Scope, Static
+from rose_compiler.ir.ops import UNBOUND
+from rose_compiler.ir.program import Builder, is_call, op_of
+
+STEP_RESULTS = 5  # observation, reward, terminated, truncated, infos
+
+
+class Lowering(LoopLowering):
+    """Lowers statements into a builder. One instance a captured function."""
+
+    # -- statements ----------------------------------------------------------------------------
+
+    def statements(
+        self, statements: Sequence[ast.stmt], scope: Scope, builder: Builder, live_out: set[str]
+    ) -> None:
+        """Lower a list of statements; ``live_out`` are the names read after it."""
+        live = liveness.live_between(statements, live_out)
+        for position, statement in enumerate(statements):
+            if rewrite_ast.exits(statement):
+                rest = list(statements[position + 1 :])
+                self.exit(statement, rest, scope, builder, live_out)
+                if isinstance(statement, (ast.Break, ast.Continue)):
+                    return
+                continue
+            self.statement(statement, scope, builder, live[position])
+
+    def statement(self, node: ast.stmt, scope: Scope, builder: Builder, live: set[str]) -> None:
+        if isinstance(node, ast.If):
+            self.lower_if(node, scope, builder, live)
+        elif isinstance(node, (ast.For, ast.While)):
+            self.lower_loop(node, scope, builder, live)
+        elif isinstance(node, ast.With):
+            self.lower_with(node, scope, builder, live)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)):
+            self.simple(node, scope, builder, live)
+        elif self.bound_without_operation(node, scope):
+            return
+        elif not isinstance(node, (ast.Pass, ast.Break, ast.Continue)):
+            self.refuse_rebinding(node, scope)
+            self.blocks.emit([node], scope, builder, live)
+
+    def bound_without_operation(self, node: ast.stmt, scope: Scope) -> bool:
+        """Whether a statement only changes what names stand for."""
+        if isinstance(node, ast.Delete):
+            return self.unbind(node, scope)
+        return isinstance(node, (ast.Import, ast.ImportFrom)) and self.bind_import(node, scope)
+
+    def simple(self, node: ast.stmt, scope: Scope, builder: Builder, live: set[str]) -> None:
+        """An assignment or an expression: calls that matter become operations of their own."""
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            return
+        self.refuse_rebinding(node, scope)
+        if isinstance(node, ast.AnnAssign) and node.value is None:
+            return
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and self.bind_directly(node, scope):
+            return
+        if isinstance(node, ast.Assign) and self.bind_parallel(node, scope, builder):
+            return
+        if isinstance(node, ast.AugAssign) and not self.surely_bound(node.target, scope):
+            # the target's own value is read before the right side is evaluated
+            self.blocks.emit([node], scope, builder, live)
+            return
+        value: ast.expr = node.value  # type: ignore[attr-defined]
+        wanted = _targets(node)
+        if isinstance(value, ast.Call) and self.declared(value, scope):
+            self.lower_component(value, scope, builder, node, live)
+            return
+        replaced, binding = self.hoist_calls(value, scope, builder, wanted)
+        if isinstance(node, ast.Expr):
+            if binding is None and not isinstance(replaced, ast.Name):
+                made: ast.stmt = ast.copy_location(ast.Expr(replaced), node)
+                self.blocks.emit([made], scope, builder, live)
+            return
+        if (
+            isinstance(node, ast.Assign)
+            and binding is not None
+            and self.unpack(node.targets, binding.value, scope, builder)
+        ):
+            return
+        if replaced is not value:
+            node = copy.copy(node)
+            node.value = replaced  # type: ignore[attr-defined]
+        self.blocks.emit([node], scope, builder, live)
+
+    def surely_bound(self, target: ast.expr, scope: Scope) -> bool:
+        """Whether a target is a variable that has a value."""
+        if not isinstance(target, ast.Name):
+            return False
+        return self.timeless(ast.copy_location(ast.Name(target.id, ast.Load()), target), scope)
+
+    def bind_parallel(self, node: ast.Assign, scope: Scope, builder: Builder) -> bool:
+        """``a, b = f(x), g(y)``: an operation each, evaluated before any name is bound."""
+        names = names_of_tuple(node.targets[0]) if len(node.targets) == 1 else None
+        if (
+            names is None
+            or not isinstance(node.value, ast.Tuple)
+            or len(names) != len(node.value.elts)
+        ):
+            return False
+        if any(isinstance(e, (ast.Starred, ast.NamedExpr)) for e in ast.walk(node.value)):
+            return False
+        made = [
+            self.argument(e, scope, builder, each)
+            for e, each in zip(node.value.elts, names, strict=True)
+        ]
+        for each, binding in zip(names, made, strict=True):
+            scope.bindings[each] = binding
+        return True
+
+    def unpack(
+        self, targets: Sequence[ast.expr], binding: Any, scope: Scope, builder: Builder
+    ) -> bool:
+        """Bind plain names to what an inlined call gave, without an operation."""
+        if isinstance(binding, tuple):
+            for target in targets:
+                names = names_of_tuple(target)
+                if names is None or len(names) != len(binding):
+                    return False
+            for target in targets:
+                for each, value in zip(names_of_tuple(target) or (), binding, strict=True):
+                    scope.bindings[each] = value
+            return True
+        if isinstance(binding, fx.Node) and is_call(binding) and op_of(binding).kind == "step":
+            flat = [names_of_tuple(t) or [] for t in targets]
+            if all(len(names) == STEP_RESULTS for names in flat):
+                for names in flat:
+                    for position, each in enumerate(names):
+                        scope.bindings[each] = builder.item(binding, position, name=each)
+                return True
+        if maybe_unbound(binding) or not all(isinstance(t, ast.Name) for t in targets):
+            return False
+        for target in targets:
+            scope.bindings[target.id] = binding  # type: ignore[attr-defined]
+        return True
+
+    def bind_directly(self, node: ast.Assign | ast.AnnAssign, scope: Scope) -> bool:
+        """Constants, other names and live objects are bound without an operation."""
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        names = [t.id for t in targets if isinstance(t, ast.Name)]
+        if len(names) != len(targets):
+            return False
+        assert node.value is not None
+        value = scope.fold(node.value)
+        if isinstance(value, Missing):
+            if isinstance(node.value, ast.Name):
+                value = scope.lookup(node.value.id)
+                if isinstance(value, Missing) or maybe_unbound(value):
+                    return False
+            else:
+                value = scope.static(node.value)
+                if value is None:
+                    return False
+            if isinstance(value, Static):
+                once = all(scope.stores(n) == 1 for n in names)
+                if not value.root or isinstance(value.value, super) or not once:
+                    return False
+        for each in names:
+            scope.bindings[each] = value
+        return True
+
+    def bind_import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> bool:
+        """Modules that are loaded already are bound without an operation."""
+        found: dict[str, Any] = {}
+        for alias in node.names:
+            if isinstance(node, ast.Import):
+                full = alias.name if alias.asname else alias.name.split(".")[0]
+                value = sys.modules.get(full) if alias.name in sys.modules else None
+            else:
+                module = sys.modules.get(node.module or "") if not node.level else None
+                value = getattr(module, alias.name, None)
+            name = alias.asname or alias.name.split(".")[0]
+            if value is None or scope.stores(name):
+                return False
+            found[name] = value
+        for name, value in found.items():
+            scope.bindings[name] = self.session.root(name, value)
+        return True
+
+    def unbind(self, node: ast.Delete, scope: Scope) -> bool:
+        """``del a, b`` of names that are surely bound needs no operation."""
+        names = [t.id for t in node.targets if isinstance(t, ast.Name)]
+        if len(names) != len(node.targets) or len(set(names)) != len(names):
+            return False
+        if any(maybe_unbound(scope.bindings.get(n, UNBOUND)) for n in names):
+            return False
+        for each in names:
+            scope.bindings[each] = UNBOUND
+        return True
+
+
+def _targets(node: ast.stmt) -> tuple[str, ...]:
+    """The names that a statement assigns, when it assigns nothing else."""
+    if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+        return ()
+    target = node.targets[0]
+    return (target.id,) if isinstance(target, ast.Name) else tuple(names_of_tuple(target) or ())

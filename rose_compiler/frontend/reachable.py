@@ -1,0 +1,84 @@
+"""Objects that a program can reach: their types, and the functions that they hold."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+MAX_OBJECTS = 20_000
+MAX_ITEMS = 200  # of one container: more of them have the same few types
+
+_PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic, np.ndarray, torch.Tensor)
+_LEAVES = (*_PLAIN, torch.dtype, torch.device, types.ModuleType, range)
+
+
+def fields_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """The attributes stored in an object itself: its ``__dict__`` and its slots."""
+    found = getattr(value, "__dict__", None)
+    if isinstance(found, dict):
+        yield from list(found.items())
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+            if name in ("__dict__", "__weakref__"):
+                continue
+            try:
+                yield name, object.__getattribute__(value, name)
+            except AttributeError:
+                continue
+
+
+class Reachable:
+    """Everything below some objects, walked once; ``attributes`` has the types seen below each."""
+
+    def __init__(self) -> None:
+        self.types: dict[type, None] = {}
+        self.functions: dict[types.FunctionType, None] = {}
+        self.attributes: dict[tuple[type, str], set[type]] = {}
+        self._seen: dict[int, Any] = {}
+
+    def add(self, values: Iterable[Any]) -> None:
+        """Walk everything below the values."""
+        queue = collections.deque(values)
+        while queue and len(self._seen) < MAX_OBJECTS:
+            value = queue.popleft()
+            if isinstance(value, _LEAVES) or id(value) in self._seen:
+                continue
+            self._seen[id(value)] = value
+            queue.extend(self._below(value))
+
+    def _below(self, value: Any) -> list[Any]:
+        if isinstance(value, types.FunctionType):
+            self.functions.setdefault(value)
+            return []
+        if isinstance(value, types.MethodType):
+            return [value.__func__, value.__self__]
+        if isinstance(value, functools.partial):
+            return [value.func, *value.args, *value.keywords.values()]
+        if isinstance(value, type):
+            self.types.setdefault(value)
+            return []
+        if isinstance(value, dict):
+            return list(value.values())[:MAX_ITEMS]
+        if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+            items = list(value) if len(value) <= MAX_ITEMS else _first(value)
+            if type(value) in (list, tuple, set, frozenset, collections.deque):
+                return items
+        else:
+            items = []
+        kind = type(value)
+        self.types.setdefault(kind)
+        for name, inner in fields_of(value):
+            self.attributes.setdefault((kind, name), set()).add(type(inner))
+            items.append(inner)
+        return items
+
+
+def _first(values: Iterable[Any]) -> list[Any]:
+    return [v for v, _ in zip(values, range(MAX_ITEMS), strict=False)]
