@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import builtins
 import dis
+import sys
 import types
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -36,8 +37,8 @@ _STABLE = frozenset(
 _TENSOR_CONSTANTS = frozenset(("shape", "dtype", "device", "ndim", "layout"))
 #: Base classes whose own methods are known not to assign what their subclasses define.
 _HARMLESS = (
-    *("builtins", "abc", "typing", "collections", "enum", "dataclasses", "numpy", "torch"),
-    *("gymnasium", "gym", "types", "contextlib"),
+    *("builtins", "numpy", "torch"),
+    *("gymnasium", "gym", "rose_compiler"),
 )
 _BORN = frozenset(("__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__"))
 
@@ -179,9 +180,12 @@ class _Finder:
 
     def _methods(self, cls: type) -> None:
         """Methods of a class that may be called: special ones, and those that a function names."""
+        if not source.is_user_type(cls):
+            return
         for base in cls.__mro__:
             package = (base.__module__ or "").split(".")[0]
-            if not source.is_user_type(base) and package in _HARMLESS:
+            harmless = package in _HARMLESS or package in sys.stdlib_module_names
+            if harmless and not source.is_user_type(base):
                 continue
             for name, raw in list(base.__dict__.items()):
                 special = name.startswith("__") and name.endswith("__")
@@ -280,7 +284,7 @@ class _Finder:
             return
         if isinstance(args[1], ast.Constant) and isinstance(args[1].value, str):
             self.stores.append(_Store(args[1].value, args[0], fn, owner, self_name))
-        else:
+        elif source.is_user_code(fn):
             self.changes.anything = True
 
     # -- receivers -----------------------------------------------------------------------------
