@@ -303,5 +303,5 @@ class ShardedEnv(VectorEnv):
 
     def _fault(self, error: BaseException) -> None:
         if all(shard.fault is None for shard in self._shards):
-            self._shards[0].fault = error  # raised between the shards, such as by Ctrl-C
+            self._shards[0].give_up(error)  # raised between the shards, such as by Ctrl-C
         let_go(self._shards)

@@ -44,8 +44,8 @@ class BaseShard:
         self.offset = offset
         #: True if ``step_async`` returns at once.
         self.native_async = traits.native_async
-        #: What a step or reset raised.
-        self.fault: BaseException | None = None
+        #: What a step or reset raised, in one line; not the object, whose traceback holds this.
+        self.fault: str | None = None
         self._busy = False
 
     def step_async(self, actions: Any) -> None:
@@ -136,18 +136,21 @@ class BaseShard:
     def _finish_reset(self) -> tuple[Any, Any]:
         raise NotImplementedError
 
+    def give_up(self, error: BaseException) -> None:
+        """Refuse further steps because of ``error``."""
+        self.fault = f"{type(error).__name__}: {error}".splitlines()[0]
+
     def _fail(self, error: BaseException) -> None:
         self._busy = False
-        self.fault = error
+        self.give_up(error)
         last = self.offset + self.num_envs - 1
         error.add_note(f"raised in {self.name}, environments {self.offset} to {last} of the batch")
 
 
 def lost(shard: BaseShard) -> RoseError:
     """The error of using a simulator one shard of which is lost."""
-    fault = shard.fault
-    brief = f"{type(fault).__name__}: {fault}".splitlines()[0]
-    return fail("sim-unusable", f"{shard.name} failed and its simulator is lost", found=brief)
+    what = f"{shard.name} failed and its simulator is lost"
+    return fail("sim-unusable", what, found=shard.fault)
 
 
 def let_go(shards: Iterable[BaseShard]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import pathlib
 import signal
 import sys
 import threading
@@ -77,9 +78,15 @@ class Part:
         time.sleep(seconds)
         return seconds
 
-    def spin(self) -> None:
-        while True:
-            pass
+    def meet(self, mine: str, other: str) -> bool:
+        """Whether the other call runs while this one does."""
+        pathlib.Path(mine).touch()
+        deadline = time.monotonic() + 20
+        while not pathlib.Path(other).exists():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.005)
+        return True
 
     def thread(self) -> str:
         return threading.current_thread().name

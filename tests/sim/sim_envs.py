@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import pathlib
 import signal
 import time
 from typing import Any, ClassVar
@@ -160,6 +161,23 @@ class Slow(Walk):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         time.sleep(self.seconds)
+        return super().step(action)
+
+
+class Meeting(Walk):
+    """A step ends once the other environment is in its step too."""
+
+    def __init__(self, mine: str, other: str) -> None:
+        super().__init__()
+        self.mine, self.other = pathlib.Path(mine), pathlib.Path(other)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.mine.touch()
+        deadline = time.monotonic() + 20
+        while not self.other.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError("the other environment did not step at the same time")
+            time.sleep(0.005)
         return super().step(action)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import vector as vector_wrappers
-from sim_envs import Keeper, Maze, Moody, Walk, recorded
+from sim_envs import Keeper, Maze, Meeting, Moody, Walk, recorded
 from sim_equal import assert_same, assert_same_run
 
 from rose_compiler.sim import ShardedEnv, quiet_mujoco
@@ -249,6 +250,19 @@ def test_shards_in_any_order_merge_to_the_whole_step(hosts: Any) -> None:
                 results[i] = shard.step_wait()
             merged = ours.merge([results[i] for i in range(3)])
             assert_same(merged, theirs.step(actions(t)), f"step {t}")
+    finally:
+        ours.close()
+
+
+@pytest.mark.parametrize("hosts", ["thread", "process"])
+def test_shards_step_at_the_same_time(hosts: Any, tmp_path: Path) -> None:
+    paths = [str(tmp_path / "a"), str(tmp_path / "b")]
+    fns = [partial(Meeting, *paths), partial(Meeting, *paths[::-1])]
+    ours = ShardedEnv.split(fns, shards=2, hosts=hosts)
+    try:
+        assert all(shard.native_async for shard in ours.shards())
+        ours.reset(seed=0)
+        ours.step(boxes(2)(0))
     finally:
         ours.close()
 

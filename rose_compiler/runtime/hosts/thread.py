@@ -48,7 +48,7 @@ class ThreadHost:
     stopped: after a time-out the host refuses further use and its call runs on unheard.
 
     ``torch_threads``: thread count of torch inside this thread, if torch is loaded by the time
-    the component is built; other threads keep theirs. None leaves it alone.
+    the component has been built; other threads keep theirs. None leaves it alone.
     """
 
     def __init__(
@@ -174,9 +174,10 @@ def _work(
     try:
         target = None
         try:
-            if torch_threads is not None:
-                _limit_torch(torch_threads)
+            limited = _limit_torch(torch_threads)
             target = factory()
+            if not limited:  # the factory may have loaded torch
+                _limit_torch(torch_threads)
         except BaseException as error:
             start.reject(error)
         else:
@@ -201,20 +202,21 @@ def _work(
         _running.pop(threading.current_thread(), None)
 
 
-def _limit_torch(count: int) -> None:
-    """Set torch's thread count in this thread only.
+def _limit_torch(count: int | None) -> bool:
+    """Set torch's thread count in this thread only, if torch is loaded; says whether.
 
     ``set_num_threads`` acts on the calling thread, and on threads that use torch for the first
     time later: a throw-away thread puts that second effect back.
     """
     torch = sys.modules.get("torch")
-    if torch is None:
-        return
+    if torch is None or count is None:
+        return False
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     restore = threading.Thread(target=torch.set_num_threads, args=(before,), daemon=True)
     restore.start()
     restore.join()
+    return True
 
 
 @atexit.register
