@@ -1,11 +1,11 @@
-"""Dependences of one feature at a time: values, indices, loops, states, exits."""
+"""Dependences of one feature at a time: values, indices, loops, states."""
 
 from __future__ import annotations
 
 import pytest
 
 from rose_compiler.ir import facts
-from rose_compiler.ir.deps import Dependences, Edge, why
+from rose_compiler.ir.deps import Dependences, Edge
 from rose_compiler.ir.parse import parse
 from rose_compiler.ir.program import LoopView, Program
 
@@ -173,6 +173,24 @@ def f(*, s):
     assert "w->L flow s 0.." in edges(p, "outer")
 
 
+def test_equal_names_of_nested_indices_do_not_cancel() -> None:
+    p = program(
+        OPS,
+        """
+def f(*, s):
+    for t in outer(0, 3, 1):
+        o = t + 0
+        for t in L(0, 3, 1):
+            w = write_t(s, o)
+            r = read_next(s, t)
+            yield ()
+        yield ()
+    return 0
+""",
+    )
+    assert {"w->r flow s 0..", "r->w anti s 1.."} <= edges(p, "L")
+
+
 def test_an_index_from_outside_a_branch_is_known_inside() -> None:
     p = program(
         OPS,
@@ -313,10 +331,27 @@ def test_unknown_effects_conflict_with_everything() -> None:
     assert pairs == {"d->o", "o->r", "o->h"}
 
 
+@pytest.mark.parametrize("signature", ["reads=[]", "writes=[]", ""])
+def test_effects_that_are_unknown_in_part_are_unknown(signature: str) -> None:
+    p = program(
+        OPS + f"@op({signature})\ndef half(x): ...\n",
+        "def f(x, *, s):\n    h = half(x)\n    r = read(s)\n    return 0",
+    )
+    assert edges(p) == {"h->r flow s 0"}
+    assert {str(e) for e in Dependences(p).effects(p.find("h"))} == {"R *", "W *"}
+
+
 def test_draws_and_host_writes_keep_their_order() -> None:
     p = program(
         OPS,
-        "def f(x):\n    a = sample()\n    h = log(x)\n    b = sample()\n    k = log(x)\n    return 0",
+        """
+def f(x):
+    a = sample()
+    h = log(x)
+    b = sample()
+    k = log(x)
+    return 0
+""",
     )
     assert {e for e in edges(p) if "output" in e} == {
         "a->b output rng:torch 0",
@@ -331,81 +366,3 @@ def test_absolute_entries_reach_states_that_are_not_handed_over() -> None:
         "def f(x, *, s):\n    y = forward(x)\n    w = write(s)\n    return y",
     )
     assert edges(p) == {"y->w anti s.w 0"}
-
-
-# -- exits
-
-
-EXIT = """
-def f(c, x0, *, s):
-    for t, x in L(0, 9, 1, x=x0):
-        a = pure(x)
-        w = write(s)
-        EXIT(c, (a,))
-        b = pure(a)
-        yield b
-    return 0
-"""
-
-
-def test_nothing_passes_a_break() -> None:
-    found = edges(program(OPS, EXIT.replace("EXIT", "break_if")), "L")
-    control = {e for e in found if "control" in e}
-    assert control == {
-        "w->break_if control 0",
-        "break_if->b control 0..",
-        "break_if->a control 1..",
-        "break_if->w control 1..",
-        "break_if->break_if control 1..",
-    }
-    # a writes nothing: it may end after the test
-    assert "a->break_if value 0" in found
-
-
-def test_a_continue_holds_back_its_trip_and_what_it_hands_on() -> None:
-    found = edges(program(OPS, EXIT.replace("EXIT", "continue_if")), "L")
-    assert {e for e in found if "control" in e} == {
-        "w->continue_if control 0",
-        "continue_if->b control 0",
-        "continue_if->a control 1",
-    }
-    assert {"a->a value 1", "b->a value 1"} <= found
-
-
-def test_a_branch_with_a_break_is_an_exit() -> None:
-    p = program(
-        OPS,
-        """
-def f(c, *, s):
-    for t in L(0, 9, 1):
-        if c:
-            break_if(True, ())
-            n = 1
-        else:
-            n = 0
-        w = write(s)
-        yield ()
-    return 0
-""",
-    )
-    branch = next(n for n in LoopView(p.find("L")).graph.nodes if n.users and "branch" in n.name)
-    assert f"{branch}->w control 0.." in edges(p, "L")
-    found = why(p, branch, p.find("w"))
-    assert found is not None
-    assert found.code == "early-exit"
-
-
-# -- trips
-
-
-def test_distances_beyond_the_last_trip_are_none() -> None:
-    text = """
-def f(*, s):
-    for t in L(0, N, 1):
-        w = write_t(s, n)
-        r = read_t(s, t)
-        yield ()
-    return 0
-""".replace("        w =", "        n = t + 3\n        w =")
-    assert "w->r flow s 3" in edges(program(OPS, text.replace("N", "4")), "L")
-    assert not any("flow" in e for e in edges(program(OPS, text.replace("N", "3")), "L"))

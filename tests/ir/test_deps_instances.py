@@ -161,6 +161,67 @@ def f(*, s):
     assert Dependences(p).effects(p.find("L")) == ()
 
 
+def test_indices_of_a_private_instance_do_not_meet_over_trips() -> None:
+    p = program(
+        OPS,
+        """
+def f():
+    for t in L(0, 9, 1):
+        x: state = alloc()
+        w = write_t(x, t)
+        r = read_next(x, t)
+        yield ()
+    return 0
+""",
+    )
+    assert {e for e in edges(p, "L") if "value" not in e} == set()
+
+
+def test_an_instance_born_in_a_branch_or_inner_loop_is_private_to_the_trip() -> None:
+    p = program(
+        OPS,
+        """
+def f(c):
+    for t in L(0, 9, 1):
+        for n in inner(0, 2, 1):
+            x: state = alloc()
+            w = write(x)
+            yield ()
+        if c:
+            y: state = alloc()
+            v = write(y)
+            k = 1
+        else:
+            k = 2
+        yield ()
+    return 0
+""",
+    )
+    assert {e for e in edges(p, "L") if "value" not in e} == set()
+    assert all("%" not in e for e in edges(p))
+
+
+def test_an_instance_that_leaves_a_branch_belongs_to_the_trip() -> None:
+    p = program(
+        OPS,
+        """
+def f(c, z, *, s):
+    for t in L(0, 9, 1):
+        if c:
+            y: state = alloc()
+            k = y
+        else:
+            k = z
+        w = inplace(k)
+        r = pure(k)
+        yield ()
+    return 0
+""",
+    )
+    assert "w->r flow %y 0" in edges(p, "L")
+    assert not any("%y" in e and e.endswith("..") for e in edges(p, "L"))
+
+
 def test_an_instance_born_outside_is_carried() -> None:
     p = program(
         OPS,

@@ -222,6 +222,26 @@ def f(a, *, env):
     assert [str(e) for e in r.deps.effects(copy)][:2] == ["R env.0", "W env.0"]
 
 
+def test_a_clone_that_captures_one_value_twice_shares_its_placeholder() -> None:
+    p = program(
+        """
+def f(x, y, *, s):
+    for t in L(0, 3, 1):
+        for n in inner(0, 2, 1):
+            a = add(x, y)
+            w = push(s, a)
+            yield ()
+        yield ()
+    return x
+"""
+    )
+    r = rewriter(p)
+    x, y = list(p.graph.nodes)[:2]
+    copy = r.clone(p.find("L"), {y: x}, before=output_node(p.graph))
+    assert len(LoopView(copy).captured) == 2
+    assert outcome(p, 3, 4) == (3, [1] + [7] * 6 + [6] * 6)
+
+
 def test_a_cloned_birth_is_a_new_instance() -> None:
     p = program(
         """
