@@ -105,12 +105,21 @@ def static_call(
         effects = None
     if effects is not None:
         return apply(walker, effects, receiver, positional, keywords, _result_type(target, effects))
+    if any(target is builtin for builtin in _CONVERSIONS):
+        # of a value whose type is not known; conversions are taken to have no effects
+        for value in (*positional, *keywords.values()):
+            walker.read(value)
+        walker.out.may_raise = True
+        return Val(type=target if isinstance(target, type) else None)
     function = components.plain(target)
     if function is not None and not starred and source.is_user_code(function):
         return user_call(walker, node, name, target, receiver, positional, keywords)
     if isinstance(target, torch.nn.Module):
         return module_call(walker, node, name, target, receiver, positional, keywords)
     return walker.unknown(f"`{name}`", node)
+
+
+_CONVERSIONS = (float, int, bool, str, repr, len, abs, round, min, max, sum, sorted, list, tuple)
 
 
 def module_call(
@@ -320,6 +329,9 @@ def _result_type(target: Any, effects: KnownEffects) -> type | None:
         return torch.Tensor if issubclass(target, torch.Tensor) else target
     owner_tensor = getattr(target, "__self__", None)
     if isinstance(owner_tensor, torch.Tensor):
+        return _method_type(Val(type=torch.Tensor), getattr(target, "__name__", ""), effects)
+    owner = getattr(target, "__self__", None)
+    if isinstance(owner, torch.Tensor):
         return _method_type(Val(type=torch.Tensor), getattr(target, "__name__", ""), effects)
     if target in (len, int, round):
         return int

@@ -43,7 +43,7 @@ def run_compiled(make, tmp_path, decision, **options):  # type: ignore[no-untype
 
 def applied(compiled) -> set[str]:  # type: ignore[no-untyped-def]
     unit = compiled._last.unit
-    return {r.pass_name for r in unit.build(unit.tuning.best).history.remarks.applied()}
+    return {r.pass_name for r in unit.build(unit.tuning().best).history.remarks.applied()}
 
 
 def overlapped(compiled) -> bool:  # type: ignore[no-untyped-def]
@@ -69,7 +69,7 @@ def test_gymnasium_in_shards(hosts, tmp_path) -> None:  # type: ignore[no-untype
     setup, compiled = run_compiled(make, tmp_path, Decision(groups=4, late="shadow"))
     try:
         check_equal(eager, setup, state, 20)
-        assert {"hoist", "split", "tile-batch", "late"} <= applied(compiled), compiled.explain()
+        assert {"hoist", "split", "tile_batch", "late"} <= applied(compiled), compiled.explain()
         assert overlapped(compiled)
     finally:
         compiled.close()
@@ -89,7 +89,7 @@ def test_envpool_in_shards(tmp_path) -> None:  # type: ignore[no-untyped-def]
         assert eager.stats == setup.stats
         for a, b in zip(eager.probe(50), setup.probe(50), strict=True):
             np.testing.assert_array_equal(a, b)
-        assert {"hoist", "split", "tile-batch", "late"} <= applied(compiled), compiled.explain()
+        assert {"hoist", "split", "tile_batch", "late"} <= applied(compiled), compiled.explain()
         assert overlapped(compiled)
     finally:
         compiled.close()
