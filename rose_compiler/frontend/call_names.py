@@ -205,6 +205,16 @@ def expand_sizes(tensor: torch.Tensor, sizes: tuple[Any, ...]) -> tuple[Any, ...
     )
 
 
+def reshape_sizes(result: torch.Tensor, sizes: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Sizes for a reshape to ``result`` with -1 for the first: batches mostly come first, and then
+    the call does for any number of rows."""
+    flat = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], tuple | list) else sizes
+    fixed = all(type(s) is int for s in flat)
+    if not fixed or result.numel() == 0 or len(flat) != result.dim():
+        return sizes
+    return ((-1, *result.shape[1:]),) if flat else sizes
+
+
 _ENTERED = ("torch.nn.functional", "torch.functional", "torch._tensor")
 _KEPT_WHOLE = ("multi_head_attention_forward",)
 

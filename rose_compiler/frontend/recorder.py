@@ -234,7 +234,7 @@ class Recorder(TorchFunctionMode):
         if name in call_names.BORROWING:
             self._mark_foreign(args, result)
         target, node_args, node_kwargs = self._form(
-            func, name, node_args, node_kwargs, args, effects
+            func, name, node_args, node_kwargs, args, result, effects
         )
         if target is not getattr and functions.name_of(target) is None:
             raise self._stop("not-traceable", f"`{name}` has no public name to call it by")
@@ -284,9 +284,10 @@ class Recorder(TorchFunctionMode):
         args: Any,
         kwargs: Any,
         values: tuple[Any, ...],
+        result: Any,
         effects: Effects,
     ) -> tuple[Any, Any, Any]:
-        """The cheapest call that does the same."""
+        """The cheapest call that does the same, with as few fixed sizes as possible."""
         if name in call_names.DRAWS_IN_PLACE and self._sole_owner(values[0]):
             call = call_names.draw_of(name, args, kwargs, values[0])
             if call is not None:
@@ -297,6 +298,8 @@ class Recorder(TorchFunctionMode):
                 return other, args, kwargs
         if name == "expand" and values:
             args = (args[0], *call_names.expand_sizes(values[0], args[1:]))
+        if name in ("view", "reshape") and isinstance(result, torch.Tensor) and not kwargs:
+            args = (args[0], *call_names.reshape_sizes(result, args[1:]))
         return call_names.cheapest(func, name, args, kwargs)
 
     def _sole_owner(self, tensor: torch.Tensor) -> bool:

@@ -193,14 +193,20 @@ class TestGraphs:
         assert proven(fn, torch.randn(ROWS, 3, 2))
 
     def test_fixed_sizes_are_found_and_mended(self) -> None:
-        t = traced(lambda x: x.view(ROWS, -1), (torch.randn(ROWS, 3, 2),))
-        found = separable(t.gm, {"x": 0})
+        t = traced(lambda x: x.view(3, ROWS, -1), (torch.randn(3, ROWS, 2, 2),))
+        found = separable(t.gm, {"x": 1})
         assert isinstance(found, Blocker)
         assert found.code == "not-proven-separable"
         assert "-1" in (found.allow or "")
-        graph = any_rows(t.gm, {"x": 0})
+        graph = any_rows(t.gm, {"x": 1})
         assert not isinstance(graph, Blocker)
-        assert graph.forward(torch.ones(11, 3, 2)).shape == (11, 6)
+        assert separable(graph, {"x": 1}) == {"return.0": 1}
+        assert graph.forward(torch.ones(3, 11, 2, 2)).shape == (3, 11, 4)
+
+    def test_a_first_size_is_never_fixed(self) -> None:
+        t = traced(lambda x: x.view(ROWS, -1).reshape(ROWS, 2, 3), (torch.randn(ROWS, 3, 2),))
+        assert separable(t.gm, {"x": 0}) == {"return.0": 0}
+        assert t.gm.forward(torch.ones(11, 3, 2)).shape == (11, 2, 3)
 
     def test_what_does_not_depend_on_the_batch(self) -> None:
         table = nn.Linear(3, 3)
