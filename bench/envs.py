@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rose_compiler.sim import ShardedEnv
+from rose_compiler.sim import ShardedEnv, quiet_mujoco
 
 if TYPE_CHECKING:
     import gymnasium
@@ -55,5 +55,6 @@ def make_envs(
     if shards == 1 and hosts == "inline":
         import gymnasium as gym
 
-        return gym.vector.SyncVectorEnv([make_env] * num_envs)
+        with quiet_mujoco():
+            return gym.vector.SyncVectorEnv([make_env] * num_envs)
     return ShardedEnv.split([make_env] * num_envs, shards=shards, hosts=hosts)

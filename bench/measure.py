@@ -73,25 +73,26 @@ def abba(
     variants: Mapping[str, Callable[[], object]],
     pairs: int,
     min_seconds: float = MIN_TRIAL,
-    retries: int = 4,
 ) -> Scores:
     """Scores of `pairs` trials of each variant: rounds run forwards and backwards in turn.
 
     Trial r of one variant neighbours trial r of every other, so ratios by index are paired. A
-    trial during which other processes took more than `NOISE` of the machine is run again,
-    `retries` times at most.
+    trial during which other processes took more than `NOISE` of the machine is run again, as long
+    as no more than half as many trials again are run.
     """
     scores: dict[str, list[float]] = {name: [] for name in variants}
     order = list(variants)
     bystanders, noisy = Bystanders(), 0
+    spare = pairs * len(variants) // 2
     for r in range(pairs):
         for name in order if r % 2 == 0 else reversed(order):
-            for left in range(retries, -1, -1):
+            while True:
                 bystanders.start()
                 score = trial(variants[name], min_seconds)
                 loud = bystanders.share() > NOISE
-                if not loud or left == 0:
+                if not loud or spare == 0:
                     break
+                spare -= 1
             noisy += loud
             scores[name].append(score)
     return Scores(scores, noisy)
@@ -192,20 +193,20 @@ def rates(setups: Sequence[str], seconds: float = 1.0) -> list[float]:
             process.wait()
 
 
-def capacity(setup: str, repeats: int = 3, seconds: float = 1.0, retries: int = 3) -> Estimate:
+def capacity(setup: str, repeats: int = 3, seconds: float = 1.0, retries: int = 2) -> Estimate:
     """Work that two single-core copies of `setup`'s `f()` do together, in units of one alone.
 
-    Repeated, like a trial, where other processes took part of the machine.
+    Repeated, `retries` times in all, where other processes took part of the machine.
     """
-    found = []
+    found: list[float] = []
     bystanders = Bystanders()
-    for _ in range(repeats):
-        for left in range(retries, -1, -1):
-            bystanders.start()
-            (alone,) = rates([setup], seconds)
-            both = sum(rates([setup, setup], seconds))
-            if left == 0 or bystanders.share() <= NOISE:
-                break
+    while len(found) < repeats:
+        bystanders.start()
+        (alone,) = rates([setup], seconds)
+        both = sum(rates([setup, setup], seconds))
+        if bystanders.share() > NOISE and retries > 0:
+            retries -= 1
+            continue
         found.append(both / alone)
     return bootstrap(found)
 

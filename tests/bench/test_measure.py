@@ -73,9 +73,9 @@ def test_abba_repeats_trials_beside_other_load_and_counts_those_that_stay(
 ) -> None:
     monkeypatch.setattr(measure, "NOISE", -1.0)  # every trial counts as loud
     ran: list[str] = []
-    scores = abba({"a": lambda: ran.append("a")}, pairs=2, min_seconds=0.0, retries=3)
-    assert len(ran) == 2 * (1 + 3)
-    assert len(scores.seconds["a"]) == scores.noisy == 2
+    scores = abba({"a": lambda: ran.append("a")}, pairs=4, min_seconds=0.0)
+    assert len(ran) == 4 + 2
+    assert len(scores.seconds["a"]) == scores.noisy == 4
 
 
 class FakeTime:
