@@ -46,6 +46,7 @@ class Recorder(TorchFunctionMode):
         self.draws: list[fx.Node] = []
         self.checks: list[fx.Node] = []
         self.pure = True
+        self.raised = ""  # a call that raised, which the code may have caught
         self.blocker: Blocker | None = None
         self._out_of_place = out_of_place
         self._lifted = {id(t): name for name, t in reversed(list(lifted.items()))}
@@ -222,7 +223,12 @@ class Recorder(TorchFunctionMode):
         node_args, node_kwargs = self.operand(args), self.operand(kwargs)
         self.check_generator()
         with self.audit.inside() as effects:
-            result = func(*_plain(args), **_plain(kwargs))
+            try:
+                result = func(*_plain(args), **_plain(kwargs))
+            except Exception:
+                # code that goes on from here would do so on some data and not on others
+                self.raised = name
+                raise
         drew = self._advance() or effects.device_draw
         if not effects.writes and not drew:
             if name == "broadcast_tensors" and self._broadcast(args, result):

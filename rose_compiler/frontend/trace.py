@@ -144,6 +144,8 @@ def _record(
             )
         if recorder.blocker is not None:
             return recorder.blocker
+        if recorder.raised:
+            return Blocker("not-traceable", f"`{recorder.raised}` raises, and the code goes on")
         if host.blocker is not None:
             return host.blocker
         if others():

@@ -417,6 +417,16 @@ class TestRefusals:
 
         refused("host-read", f, torch.ones(2))
 
+    def test_caught_error_of_a_call(self) -> None:
+        def f(x: Tensor) -> Tensor:
+            try:
+                return torch.linalg.cholesky(x)
+            except RuntimeError:
+                return x
+
+        blocker = refused("not-traceable", f, -torch.eye(2))
+        assert "linalg_cholesky" in blocker.why
+
     def test_custom_function(self) -> None:
         class Double(torch.autograd.Function):
             @staticmethod
