@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from rose_compiler.base.profile import Span
-from rose_compiler.runtime.lanes import Item, Task
+from rose_compiler.runtime.lanes import Item, Task, whole_step
 
 
 class Streams(Protocol):
@@ -121,7 +121,7 @@ class StreamLane:
         return task
 
     def step(self, site: int, shard: Any, action: Any) -> Task:
-        return self.submit(site, shard.step, action)
+        return self.submit(site, whole_step(shard), action)
 
     def settle(self, grace: float | None) -> bool:
         self.streams.synchronize(self.stream)

@@ -89,6 +89,19 @@ class Lane(Protocol):
         """Run what was submitted and end the lane. Closing again does nothing."""
 
 
+def whole_step(shard: Any) -> Callable[[Any], Any]:
+    """``shard.step``, or its two halves one after the other for a shard that has no whole."""
+    step = getattr(shard, "step", None)
+    if step is not None:
+        return step  # type: ignore[no-any-return]
+
+    def step_and_wait(action: Any) -> Any:
+        shard.step_async(action)
+        return shard.step_wait()
+
+    return step_and_wait
+
+
 class InlineLane:
     """The coordinator itself: ``submit`` runs the operation to its end, raising what it raises."""
 
@@ -108,7 +121,7 @@ class InlineLane:
         return task
 
     def step(self, site: int, shard: Any, action: Any) -> Task:
-        return self.submit(site, shard.step, action)
+        return self.submit(site, whole_step(shard), action)
 
     def settle(self, grace: float | None) -> bool:
         return True
@@ -193,7 +206,7 @@ class ThreadLane:
         return task
 
     def step(self, site: int, shard: Any, action: Any) -> Task:
-        return self.submit(site, shard.step, action)
+        return self.submit(site, whole_step(shard), action)
 
     def settle(self, grace: float | None) -> bool:
         last = self._last

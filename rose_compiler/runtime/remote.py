@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from rose_compiler.base.profile import Span
-from rose_compiler.runtime.lanes import Task, ThreadLane
+from rose_compiler.runtime.lanes import Task, ThreadLane, whole_step
 
 
 class ShardLane:
@@ -43,7 +43,7 @@ class ShardLane:
 
     def step(self, site: int, shard: Any, action: Any) -> Task:
         if not getattr(shard, "native_async", False):
-            return self._thread.submit(site, shard.step, action)
+            return self._thread.submit(site, whole_step(shard), action)
         self._collect()
         shard.step_async(action)
         self._running = task = ShardTask(self, site, shard)
