@@ -176,12 +176,15 @@ def vary(value: Any, generator: torch.Generator, wide: bool) -> Any:
         if t.numel() == 0:
             return t
         order = torch.randperm(t.numel(), generator=generator).to(t.device)
+        if t.dtype == torch.bool and wide:
+            return _like(t, torch.rand(t.shape, generator=generator) < 0.5)
         if not t.is_floating_point():
             return _like(t, t.detach().reshape(-1)[order].reshape(t.shape))
         noise = torch.randn(t.shape, generator=generator).to(t.device, t.dtype)
         data = t.detach()
         if wide:
-            spread = data.std() if t.numel() > 1 else data.abs().mean()
+            # both signs, of examples that are all alike too
+            spread = data.abs().mean() + (data.std() if t.numel() > 1 else 0.0)
             made = data.mean() + noise * (spread + 1e-3)
         else:
             # between two of the example's own values: inside whatever range is allowed

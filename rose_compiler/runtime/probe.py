@@ -141,12 +141,15 @@ def _random_like(example: Any, generator: torch.Generator) -> Any:
         return _random_like(torch.from_numpy(np.array(example)), generator).numpy()
     if example.numel() == 0:
         return example
+    if example.dtype == torch.bool:
+        return (torch.rand(example.shape, generator=generator) < 0.5).to(example.device)
     if not example.is_floating_point():
         order = torch.randperm(example.numel(), generator=generator).to(example.device)
         return example.reshape(-1)[order].reshape(example.shape)
     noise = torch.randn(example.shape, generator=generator).to(example.device, example.dtype)
     data = example.detach()
-    spread = data.std() if data.numel() > 1 else data.abs()
+    # both signs, of examples that are all alike too
+    spread = data.abs().mean() + (data.std() if data.numel() > 1 else 0.0)
     return data.mean() + noise * (spread + 1e-3)
 
 

@@ -97,10 +97,12 @@ class TestTiles:
         assert probe_tile(lambda x: x - x.mean(0), (torch.randn(8, 3),), {0: 0}, [4, 4]) == "differ"
 
     def test_examples_alone_would_not_show_it(self) -> None:
-        # on constant rows the mean of a tile is the mean of the whole
+        # on constant rows the mean of a tile is the mean of the whole, and so it is of no rows done
         x = torch.ones(8, 3)
         assert probe_tile(lambda x: x - x.mean(0), (x,), {0: 0}, [4, 4], trials=0) == "bits"
         assert probe_tile(lambda x: x - x.mean(0), (x,), {0: 0}, [4, 4]) == "differ"
+        done = torch.zeros(8, dtype=torch.bool)
+        assert probe_tile(lambda d: d ^ (d.sum() % 2 == 1), (done,), {0: 0}, [4, 4]) == "differ"
 
     def test_axes_of_arguments_and_results(self) -> None:
         def fn(x: Tensor, table: Tensor) -> tuple[Tensor, Tensor, str]:
