@@ -33,7 +33,7 @@ class Effects:
 
     def __init__(self) -> None:
         self.writes = False  # a tensor made by an earlier call
-        self.device_draw = False
+        self.device_draw = False  # from a generator whose state can't be watched
 
 
 class Audit(TorchDispatchMode):
@@ -79,8 +79,9 @@ class Audit(TorchDispatchMode):
             raise self._stop("not-traceable", f"`{name}`: the size of its result hangs on data")
         if torch.Tag.nondeterministic_seeded in func.tags:
             tensors = (a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor))
-            effects.device_draw |= any(t.device.type != "cpu" for t in tensors)
-            effects.device_draw |= torch.device(kwargs.get("device") or "cpu").type != "cpu"
+            devices = {t.device.type for t in tensors}
+            devices.add(torch.device(kwargs.get("device") or "cpu").type)
+            effects.device_draw |= bool(devices - {"cpu", "cuda"})
         for i, argument in enumerate(func._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue

@@ -59,6 +59,7 @@ class Recorder(TorchFunctionMode):
         self._bodies = call_names.Bodies()
         self._arrays = False
         self._generator = torch.get_rng_state()
+        self._offsets = _device_offsets()
         for tensor in lifted.values():
             self.audit.foreign.add(storage_key(tensor))
 
@@ -264,7 +265,9 @@ class Recorder(TorchFunctionMode):
         with self.audit.inside():
             now = torch.get_rng_state()
             moved = not torch.equal(self._generator, now)
-        self._generator = now
+        offsets = _device_offsets()
+        moved |= offsets != self._offsets
+        self._generator, self._offsets = now, offsets
         return moved
 
     def _broadcast(self, args: tuple[Any, ...], result: Any) -> bool:
@@ -367,6 +370,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, slice):
         return slice(_plain(value.start), _plain(value.stop), _plain(value.step))
     return value
+
+
+def _device_offsets() -> tuple[int, ...]:
+    """How far the generators of CUDA devices have gone."""
+    if not torch.cuda.is_initialized():
+        return ()
+    return tuple(g.get_offset() for g in torch.cuda.default_generators)
 
 
 def _other_modes() -> tuple[bool, bool]:
