@@ -28,7 +28,7 @@ def crosscheck(
     generator is left advanced.
     """
     check = _Check(fn, gm, [a for a in arguments if isinstance(a, int)], lifted, contexts)
-    seed = torch.get_rng_state()
+    seed = generator_states()
     if why := check.differs(list(example_args), seed):
         return Blocker("probe-values-differ", f"on the recorded inputs {why}")
     generator = torch.Generator().manual_seed(0)
@@ -50,7 +50,7 @@ def crosscheck(
 
 
 def _other_number(
-    check: _Check, args: list[Any], position: int, seed: torch.Tensor
+    check: _Check, args: list[Any], position: int, seed: list[torch.Tensor]
 ) -> Blocker | None:
     value = args[position]
     others = (
@@ -85,16 +85,16 @@ class _Check:
         self.fn, self.gm, self.positions = fn, gm, positions
         self.lifted, self.contexts = lifted, contexts
 
-    def run(self, function: bool, args: list[Any], seed: torch.Tensor) -> Any:
+    def run(self, function: bool, args: list[Any], seed: list[torch.Tensor]) -> Any:
         """The result, and the gradients of a weighted sum of it where it has any."""
-        torch.set_rng_state(seed)
+        set_generator_states(seed)
         args = [fresh_leaves(a) for a in args]
         with entered(self.contexts):
             if function:
                 result = self.fn(*args)
             else:
                 result = self.gm.forward(*(args[i] for i in self.positions), *self.lifted)
-        drawn = torch.get_rng_state()
+        drawn = generator_states()
         return result, drawn, self._gradients(result, args)
 
     def _gradients(self, result: Any, args: list[Any]) -> tuple[Any, ...]:
@@ -109,7 +109,7 @@ class _Check:
             return torch.autograd.grad(roots, wanted, weights, allow_unused=True)
 
     def differs(
-        self, args: list[Any], seed: torch.Tensor, *, or_raises: bool = False
+        self, args: list[Any], seed: list[torch.Tensor], *, or_raises: bool = False
     ) -> str | None:
         """How the graph differs from the function, empty if it doesn't; ``None`` if the function
         raises, which made-up values may well make it do (``or_raises``)."""
@@ -129,9 +129,22 @@ class _Check:
             t.requires_grad for t in tensors_in(found)
         ]:
             return "the graph's results differ in requires_grad"
-        if not torch.equal(drawn, drawn_too):
+        if not same_bits(drawn, drawn_too):
             return "the graph draws other random numbers"
         return "" if same_bits(gradients, gradients_too) else "the graph's gradients differ"
+
+
+def generator_states() -> list[torch.Tensor]:
+    """The states of torch's default generators: the CPU's, then those of devices in use."""
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *devices]
+
+
+def set_generator_states(states: list[torch.Tensor]) -> None:
+    """Set what :func:`generator_states` gave."""
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state_all(states[1:])
 
 
 def same_bits(a: Any, b: Any) -> bool:

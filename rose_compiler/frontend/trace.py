@@ -25,7 +25,7 @@ import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.frontend.audit import Blocked, storage_key
-from rose_compiler.frontend.crosscheck import crosscheck
+from rose_compiler.frontend.crosscheck import crosscheck, generator_states, set_generator_states
 from rose_compiler.frontend.host_calls import Attributes, HostCalls
 from rose_compiler.frontend.record import spec_of
 from rose_compiler.frontend.recorder import Recorder
@@ -321,16 +321,13 @@ def _as_without_modes(recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def _generators_restored() -> Iterator[None]:
-    state, numpy_state, python_state = torch.get_rng_state(), _numpy_state(), random.getstate()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    states, numpy_state, python_state = generator_states(), _numpy_state(), random.getstate()
     try:
         yield
     finally:
-        torch.set_rng_state(state)
+        set_generator_states(states)
         np.random.set_state(numpy_state)  # noqa: NPY002 (the global one is what is meant)
         random.setstate(python_state)
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
 
 
 @contextmanager
