@@ -11,6 +11,7 @@ import torch.fx as fx
 
 from rose_compiler.base.errors import SourceLocation
 from rose_compiler.base.faultmap import FaultMap
+from rose_compiler.codegen.expressions import quoted
 from rose_compiler.codegen.loops import Function
 from rose_compiler.codegen.module import Module
 from rose_compiler.codegen.schedule import Schedule, schedule
@@ -75,10 +76,12 @@ def _run(f: Function, program: Program) -> None:
         params.append(f.variables[node])
     with f.writer.block(f"def run(rt, {', '.join(params)}):" if params else "def run(rt):"):
         for lane in f.plan.lanes:
-            f.writer.line(f"{f.lane(lane)} = rt.lane({lane!r})")
+            f.writer.line(f"{f.lane(lane)} = rt.lane({quoted(lane)})")
         for variable, root, what in f.states.lookups:
             word = "shard" if isinstance(what, int) else "state"
-            f.writer.line(f"{variable} = rt.{word}({f.variables[root]}, {what!r})")
+            f.writer.line(
+                f"{variable} = rt.{word}({f.variables[root]}, {f.module.printer.value(what, {})})"
+            )
         body = f.plan.bodies[program.graph]
         if f.plan.plain:
             _body(f, program, f.scope_of(body))

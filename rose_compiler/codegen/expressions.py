@@ -105,5 +105,10 @@ class Printer:
         return text if _simple(text) and not text[0].isdigit() else f"({text})"
 
 
+def quoted(text: str) -> str:
+    """A string as emitted code writes it."""
+    return constant(text)
+
+
 def _simple(text: str) -> bool:
     return text.replace(".", "_").isidentifier() or text.replace(".", "").isdecimal()

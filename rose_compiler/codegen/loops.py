@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.fx as fx
 
-from rose_compiler.codegen.function import Operations
+from rose_compiler.codegen.operations import Operations
 from rose_compiler.codegen.schedule import Action, Body, is_pick, source_of, uses_of
 from rose_compiler.codegen.scopes import Scope, Spread
 from rose_compiler.ir import facts

@@ -11,7 +11,7 @@ import torch.fx as fx
 from rose_compiler.codegen.expressions import Printer
 from rose_compiler.codegen.names import Names
 from rose_compiler.codegen.writer import Writer
-from rose_compiler.ir.block import make_block_function
+from rose_compiler.ir.block import make_block_function, runs_statements
 from rose_compiler.ir.ops import UNBOUND, Op
 from rose_compiler.ir.program import output_node, placeholders
 
@@ -71,16 +71,17 @@ class Module:
 
 
 def is_block(op: Op) -> bool:
-    """Whether the operation holds the user's statements, to be compiled anew."""
+    """Whether the operation does what the user's statements say that it holds."""
     needed = ("stmts", "inputs", "outputs", "filename", "globals")
-    return all(key in op.attributes for key in needed)
+    known = op.attributes
+    return all(k in known for k in needed) and runs_statements(op.impl, known["stmts"])
 
 
 def graph_function(name: str, op: Op, printer: Printer) -> list[str]:
     """A traced operation as a Python function.
 
-    A result takes over the name of an operand that nothing else needs, as one would write it by
-    hand: so intermediate values are freed as early as in eager code.
+    A result takes over the variable of an operand that nothing else needs, as one would write it by
+    hand (``h = tanh(h)``): so intermediate values are freed as early as in eager code.
     """
     assert op.body is not None
     graph = op.body.graph
@@ -91,7 +92,7 @@ def graph_function(name: str, op: Op, printer: Printer) -> list[str]:
     writer = Writer()
     for line in (row for text in op.source for row in text.splitlines()):
         writer.line(f"# {line}")
-    last = _last_uses(graph)
+    reused = _reused(graph)
     with writer.block(f"def {name}({', '.join(refs.values())}):"):
         for node in graph.nodes:
             if node.op in ("placeholder", "output"):
@@ -103,12 +104,10 @@ def graph_function(name: str, op: Op, printer: Printer) -> list[str]:
             if not node.users:
                 writer.line(text)
                 continue
-            free = [
-                n
-                for n in node.all_input_nodes
-                if last[n] is node and n.op not in ("placeholder", "get_attr")
-            ]
-            refs[node] = refs[free[0]] if free else names.fresh(node.name)
+            if node in reused:
+                refs[node] = refs[reused[node]]
+            else:
+                refs[node] = names.fresh("h" if node in reused.values() else node.name)
             writer.line(f"{refs[node]} = {text}")
         result = output_node(graph).args[0]
         if op.signature.results == 1 and isinstance(result, tuple | list) and len(result) == 1:
@@ -147,12 +146,18 @@ def _globals(body: fx.GraphModule, name: str, printer: Printer) -> frozenset[str
     return frozenset(found)
 
 
-def _last_uses(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+def _reused(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """For each node, the operand whose variable it takes over, if there is one."""
     last: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         for used in node.all_input_nodes:
             last[used] = node
-    return last
+    found: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        free = [n for n in node.all_input_nodes if last[n] is node and n.op.startswith("call_")]
+        if free and node.users:
+            found[node] = free[0]
+    return found
 
 
 def _attribute(module: torch.nn.Module, path: str) -> Any:

@@ -5,6 +5,7 @@ Neighbours under the same modes share one ``with``, neighbours of the same stage
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch.fx as fx
@@ -17,7 +18,7 @@ from rose_compiler.ir.ops import APPEND, BRANCH, LOOP, MERGE, NEW_LIST, PIECE, S
 from rose_compiler.ir.program import BranchView, LoopView, is_call, is_exit, is_item
 
 if TYPE_CHECKING:
-    from rose_compiler.codegen.function import Emitter
+    from rose_compiler.codegen.emitter import Emitter
 
 Modes = tuple[Context, ...]
 _INDIFFERENT = (STATE, SHARD, NEW_LIST, APPEND, PIECE, MERGE)
@@ -30,8 +31,12 @@ def modes_of(node: fx.Node) -> Modes:
 
 def context_of(action: Action) -> Modes | None:
     """The modes that an action's lines stand under; None where that makes no difference."""
-    node = action.node
-    if action.what in ("await", "copy") or _indifferent(node):
+    return None if action.what in ("await", "copy") else action_modes(action.node)
+
+
+def action_modes(node: fx.Node) -> Modes | None:
+    """The modes that a node runs under; None where that makes no difference."""
+    if _indifferent(node):
         return None
     if is_call(node, LOOP):
         return loop_modes(node)
@@ -40,6 +45,12 @@ def context_of(action: Action) -> Modes | None:
         inside = [*_inside(view.then.graph), *_inside(view.orelse.graph), modes_of(node)]
         return _common(inside)
     return modes_of(node)
+
+
+def common_modes(nodes: Iterable[fx.Node]) -> Modes:
+    """The modes that some nodes share."""
+    found = [m for n in nodes if (m := action_modes(n)) is not None]
+    return _common(found) if found else ()
 
 
 def loop_modes(node: fx.Node) -> Modes:

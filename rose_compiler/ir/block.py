@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
 from rose_compiler.ir.ops import UNBOUND
 
 _SENTINEL = "_rose_unbound"
+_MARK = "_rose_statements"
 
 
 def make_block_function(
@@ -27,6 +28,7 @@ def make_block_function(
     globals: dict[str, Any],
     *,
     maybe_unbound: Collection[str] = (),
+    constants: Mapping[str, Any] | None = None,
     owner: str | None = None,
 ) -> FunctionType:
     """A function that runs ``stmts`` with ``inputs`` as parameters and returns ``outputs``.
@@ -36,7 +38,8 @@ def make_block_function(
     that no statement assigned on the way taken is returned as ``UNBOUND``. An input named in
     ``maybe_unbound`` may be handed over as ``UNBOUND``: the variable is then unbound in the
     statements too, and reading it raises the interpreter's own ``UnboundLocalError`` at the user's
-    line. ``owner`` is the class whose method the statements stem from, for names like ``__x``.
+    line. ``constants`` are further names and what they stand for. ``owner`` is the class whose
+    method the statements stem from, for names like ``__x``.
 
     The statements are copied, not changed. Raises ``SyntaxError`` for statements that can't stand
     in a function.
@@ -51,11 +54,14 @@ def make_block_function(
     text = "".join(
         f"try: {n}\nexcept UnboundLocalError: {n} = {_SENTINEL}\n" for n in unsure
     ) + _returned(outputs)
+    fixed = dict(constants or {})
+    if unset or unsure:
+        fixed[_SENTINEL] = UNBOUND
     function = ast.FunctionDef(
         name=name,
         args=ast.arguments(
             posonlyargs=[],
-            args=[ast.arg(n) for n in (*inputs, *([_SENTINEL] if unset or unsure else []))],
+            args=[ast.arg(n) for n in (*inputs, *fixed)],
             kwonlyargs=[],
             kw_defaults=[],
             defaults=[],
@@ -81,11 +87,21 @@ def make_block_function(
             end_col_offset=0,
         )
     module = ast.fix_missing_locations(ast.Module(body=[top], type_ignores=[]))
+    _close_ranges(module)
     code = compile(module, filename, "exec", dont_inherit=True)
-    made = FunctionType(
-        _code_named(code, name), globals, name, (UNBOUND,) if unset or unsure else None
-    )
+    made = FunctionType(_code_named(code, name), globals, name, tuple(fixed.values()))
+    made.__dict__[_MARK] = tuple(stmts)
     return made
+
+
+def runs_statements(function: Any, stmts: Sequence[ast.stmt]) -> bool:
+    """Whether a function was made of exactly these statements, and so does what they say."""
+    made_of = getattr(function, _MARK, None)
+    return made_of is not None and len(made_of) == len(stmts) and all(map(_is, made_of, stmts))
+
+
+def _is(a: ast.stmt, b: ast.stmt) -> bool:
+    return a is b
 
 
 def _returned(outputs: Sequence[str]) -> str:
@@ -101,6 +117,15 @@ def _at(line: int, stmts: list[ast.stmt]) -> list[ast.stmt]:
                 node.lineno = node.end_lineno = line
                 node.col_offset = node.end_col_offset = 0
     return stmts
+
+
+def _close_ranges(tree: ast.AST) -> None:
+    """Let no node end before it begins, as made-up nodes may inside of the user's."""
+    for node in ast.walk(tree):
+        end = getattr(node, "end_lineno", None)
+        if end is not None and end < node.lineno:  # type: ignore[attr-defined]
+            node.end_lineno = node.lineno  # type: ignore[attr-defined]
+            node.end_col_offset = node.col_offset  # type: ignore[attr-defined]
 
 
 def _code_named(code: CodeType, name: str) -> CodeType:
