@@ -17,7 +17,7 @@ _KEY = "rose"
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a node came from: the user's place, the inlining chain, and the passes that touched it."""
+    """Where a node came from: the user's place, the inlining chain, the passes that touched it."""
 
     where: SourceLocation | None = None
     inlined_from: tuple[SourceLocation, ...] = ()
@@ -31,8 +31,8 @@ class Origin:
 
 @dataclass(frozen=True)
 class Context:
-    """A thread-local mode an operation runs under: ``no_grad``, ``enable_grad``, ``inference_mode``,
-    ``autocast``. ``args`` are its static arguments."""
+    """A thread-local mode an operation runs under: ``no_grad``, ``enable_grad``,
+    ``inference_mode``, ``autocast``. ``args`` are its static arguments."""
 
     kind: str
     args: tuple[Any, ...] = ()
@@ -45,8 +45,8 @@ class Context:
 class Spec:
     """The type of a value as seen on the first trip.
 
-    ``kind`` is "tensor", "array", "scalar", "tuple", "dict", "object", "none". Tensors and arrays have
-    ``shape`` and ``dtype`` (text, e.g. "float32"); tuples have ``items``.
+    ``kind`` is "tensor", "array", "scalar", "tuple", "dict", "object", "none". Tensors and arrays
+    have ``shape`` and ``dtype`` (text, e.g. "float32"); tuples have ``items``.
     """
 
     kind: str
@@ -75,8 +75,8 @@ class LoopFacts:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a scheduled operation runs: its lane, its pipeline stage (executed ``stage`` trips later
-    than its program trip) and its place in the issue order of its body (low first)."""
+    """Where a scheduled operation runs: its lane, its pipeline stage (executed ``stage`` trips
+    later than its program trip) and its place in the issue order of its body (low first)."""
 
     lane: str = ""  # "" is the coordinator, inline
     stage: int = 0
@@ -85,9 +85,9 @@ class Slot:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything known about one node. ``role`` is "value", "state", "index", "carried" or "captured"
-    for placeholders and "" elsewhere. ``alias`` names states that a value may share memory with;
-    ``borrowed`` marks values that a later step may overwrite; ``fresh`` values own their memory."""
+    """Everything known about one node. ``role`` is "value", "state", "index", "carried" or
+    "captured" for placeholders and "" elsewhere. ``alias`` names states that a value may share
+    memory with; ``borrowed`` marks values that a later step may overwrite."""
 
     role: str = ""
     origin: Origin = Origin()

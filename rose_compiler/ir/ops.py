@@ -1,8 +1,8 @@
 """Operations: what a node of a program calls.
 
-An :class:`Op` is the target of a ``call_function`` node. It has a signature (what it reads, writes and
-along which axis it is separable), a kind, and an implementation or none: a program that was parsed
-from text has unbound operations, which passes and verifier accept and which raise when run.
+An :class:`Op` is the target of a ``call_function`` node. It has a signature (what it reads, writes
+and along which axis it is separable), a kind, and an implementation or none: a program that was
+parsed from text has unbound operations, which passes and verifier accept and which raise when run.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch.fx as fx
 from rose_compiler.base.errors import fail
 from rose_compiler.ir import noise
 
-# What a node calls. "block": the user's own statements, kept as Python. "graph": straight-line torch,
-# traced to an fx graph of torch calls. "component": one call of a component (policy, simulator,
-# trainer). "step": a component call that advances a simulator. "builtin": the table at the end of this module.
+# What a node calls. "block": the user's own statements, kept as Python. "graph": straight-line
+# torch, traced to an fx graph of torch calls. "component": one call of a component (policy,
+# simulator, trainer). "step": a component call that advances a simulator. "builtin": see below.
 KINDS = ("block", "graph", "component", "step", "builtin")
 
 
@@ -29,9 +29,9 @@ class Signature:
 
     ``params`` are the parameter names in call order, state roots included. ``reads`` and ``writes``
     are effect entries in terms of these names (``"buf.obs[t]"``) or of process-wide states
-    (``"rng:torch"``); ``None`` means unknown, that is everything. ``batch`` promises that the rows of
-    the named parameters and results (``"return.0"``) along the given axis do not mix. ``exact`` says
-    whether a tile of rows was seen to give the same bits as the whole (``None``: not probed).
+    (``"rng:torch"``); ``None`` means unknown, that is everything. ``batch`` promises that the rows
+    of the named parameters and results (``"return.0"``) along the given axis do not mix. ``exact``
+    says whether a tile of rows was seen to give the same bits as the whole (``None``: not probed).
     """
 
     name: str
@@ -59,7 +59,11 @@ class Op:
 
     Two operations are the same only if they are the same object. ``body`` is the traced graph of a
     ``"graph"`` operation; ``source`` holds the user's statements, for dumps; ``attributes`` is a
-    small mapping of further frozen facts that belong to the operation rather than to one call.
+    small mapping of further frozen facts that belong to the operation rather than to one call:
+
+    * ``"step"``: ``{"env": param, "action": param}`` of a step;
+    * ``"keeps"``: pairs ``(container, value)`` of parameters where the container goes on holding a
+      reference to the value, so that who touches the container may read it.
     """
 
     def __init__(
@@ -134,11 +138,12 @@ def _builtin(
     results: int = 1,
     impl: Callable[..., Any] | None = None,
     batch: tuple[tuple[str, int], ...] | None = None,
+    attributes: Mapping[str, Any] | None = None,
 ) -> Op:
     signature = Signature(
         name, params, reads, writes, results=results, may_raise=False, batch=batch
     )
-    op = Op(signature, impl, kind="builtin")
+    op = Op(signature, impl, kind="builtin", attributes=attributes)
     BUILTINS[name] = Builtin(op, doc)
     return op
 
@@ -289,6 +294,7 @@ APPEND = _builtin(
     writes=("items",),
     results=0,
     impl=_append,
+    attributes={"keeps": (("items", "value"),)},
 )
 JOIN_ROWS = _builtin(
     "join_rows",

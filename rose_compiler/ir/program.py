@@ -2,11 +2,12 @@
 
 A loop is a ``call_function`` node of :data:`~rose_compiler.ir.ops.LOOP` with arguments
 ``(body, bounds, carried, captured)``: a ``get_attr`` of the child ``GraphModule``, the bounds
-(``(start, stop, step)``, or ``(iterable,)``, or ``()`` for an endless one), the initial carried values,
-and the outer values and states that the body uses. The body's placeholders are the index, one per
-carried value, one per captured value, in this order; its output is the tuple of next carried values.
-The node's value is the tuple of final carried values. A branch is a node of ``BRANCH`` with arguments
-``(pred, then, orelse, captured)``; both bodies take the captured values and return equally long tuples.
+(``(start, stop, step)``, or ``(iterable,)``, or ``()`` for an endless one), the initial carried
+values, and the outer values and states that the body uses. The body's placeholders are the index,
+one per carried value, one per captured value, in this order; its output is the tuple of next
+carried values. The node's value is the tuple of final carried values. A branch is a node of
+``BRANCH`` with arguments ``(pred, then, orelse, captured)``; both bodies take the captured values
+and return equally long tuples.
 
 ``BREAK_IF(pred, carried)`` leaves the enclosing loop with these carried values, ``CONTINUE_IF``
 starts its next trip; everything behind one in program order depends on it.
@@ -127,7 +128,7 @@ class LoopView:
         return None
 
     def outer(self, inner: fx.Node) -> Value:
-        """What a captured placeholder of the body stands for outside; ``inner`` itself otherwise."""
+        """What a captured placeholder stands for outside the body; ``inner`` itself otherwise."""
         for param, value in zip(self.captured_params, self.captured, strict=True):
             if param is inner:
                 return value
@@ -162,8 +163,8 @@ class Program:
     """One captured function: its root graph, its operations and the objects its states stand for.
 
     ``value_params`` and ``state_params`` name the placeholders of the root graph, values first.
-    ``stage`` is "captured" or "scheduled". ``objects`` binds state roots to live objects; it is empty
-    for a program parsed from text.
+    ``stage`` is "captured" or "scheduled". ``objects`` binds state roots to live objects; it is
+    empty for a program parsed from text.
     """
 
     name: str
@@ -250,7 +251,7 @@ def state_name(node: fx.Node) -> str:
 
 
 class Builder:
-    """Builds one graph of a program front to back. ``parent`` is the builder of the enclosing graph."""
+    """Builds one graph front to back. ``parent`` is the builder of the enclosing graph."""
 
     def __init__(self, parent: Builder | None = None) -> None:
         self.parent = parent
@@ -278,7 +279,7 @@ class Builder:
         return node
 
     def use(self, value: Value) -> Value:
-        """``value`` as seen in this graph: captured from the enclosing ones where it lives outside."""
+        """``value`` as seen in this graph: captured from the enclosing ones if it is outside."""
         if not isinstance(value, fx.Node) or value.graph is self.graph:
             return value
         if value in self._imports:

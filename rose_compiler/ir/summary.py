@@ -9,7 +9,7 @@ import sympy
 import torch.fx as fx
 
 from rose_compiler.ir import facts, program, sym
-from rose_compiler.ir.effects import EVERYTHING, Effect, Entry, Region, parse_entry
+from rose_compiler.ir.effects import EVERYTHING, Effect, Entry, Region, parse_entry, related
 from rose_compiler.ir.ops import BRANCH, LOOP, SHARD, STATE
 from rose_compiler.ir.program import BranchView, LoopView, Program, Value, is_call, is_item
 from rose_compiler.ir.scope import OUTPUTS, Iteration, Scope, nodes_in, root_of
@@ -40,7 +40,9 @@ class Summary(Scope):
         self._private: dict[fx.Graph, frozenset[str]] = {}
         self._retained: dict[fx.Graph, frozenset[str]] = {}
         self._written: frozenset[str] = frozenset()
+        self._kept: dict[str, tuple[str, ...]] = {}
         self._find_written()
+        self._find_kept()
 
     def effects(self, node: fx.Node) -> tuple[Effect, ...]:
         """What a node reads and writes, in the order of its signature; see ``deps.effects_of``."""
@@ -100,6 +102,7 @@ class Summary(Scope):
                     indices = {name: self.linear(value) for name, value in args.items()}
                 for state, region in self._targets(entry, args, indices):
                     yield Effect(write, state, region)
+                    yield from self._held(state)
         if op.kind == "step":
             yield from self._outputs(node, args)
 
@@ -123,8 +126,18 @@ class Summary(Scope):
                 for alias in aliases:
                     yield alias, None
             else:
-                for definer in self.definers(node):
-                    yield f"%{definer.name}{below}", region
+                definers = self.definers(node)
+                # neither do those of a view or of one item of a tuple
+                same = definers == (self.resolve(node),)
+                for definer in definers:
+                    yield f"%{definer.name}{below}", region if same else None
+
+    def _held(self, state: str) -> Iterator[Effect]:
+        """Who touches a container may read all that it keeps."""
+        for container, names in self._kept.items():
+            if related(container, state):
+                for name in names:
+                    yield Effect(False, name)
 
     def _region(self, entry: Entry, indices: dict[str, sym.Linear | None]) -> Region | None:
         if entry.index is None:
@@ -200,6 +213,9 @@ class Summary(Scope):
                 handed += nodes_in(at.args[1])
             kept = {root_of(name) for node in handed for name in self._names(node)}
             kept |= self.retained(graph)
+            for container, names in self._kept.items():
+                if root_of(container) not in born:
+                    kept |= {root_of(name) for name in names}
             self._private[graph] = frozenset(born - kept)
         return self._private[graph]
 
@@ -244,6 +260,23 @@ class Summary(Scope):
                         written.add(name := f"%{definer.name}")
                         self._born.setdefault(name, set()).add(definer.graph)
         self._written = frozenset(written)
+
+    def _find_kept(self) -> None:
+        """Find what containers keep references to: memory that somebody may still write."""
+        found: dict[str, dict[str, None]] = {}
+        for node in [n for graph in self.owner for n in graph.nodes if is_call(n)]:
+            op = program.op_of(node)
+            args = dict(zip(op.signature.params, node.args, strict=False))
+            for container, value in op.attributes.get("keeps", ()):
+                names: dict[str, None] = {}
+                for kept in nodes_in(args.get(value)):
+                    for name in self._names(kept):
+                        if name in self._born or name in self._written or name[0] != "%":
+                            names[name] = None
+                for holder in nodes_in(args.get(container)):
+                    for name in self._names(holder):
+                        found.setdefault(name, {}).update(names)
+        self._kept = {name: tuple(kept) for name, kept in found.items() if kept}
 
 
 def _eliminate(effect: Effect, symbol: sympy.Symbol | None) -> Effect:

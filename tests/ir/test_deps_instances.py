@@ -326,3 +326,66 @@ def f(x0):
     )
     assert {"w->r flow %a 0..", "r->w anti %a 1..", "w->w output %a 1.."} <= edges(p, "L")
     assert "L->c flow %a 0" in edges(p)
+
+
+KEEPING = """
+@op(reads=["c"], writes=["c"], attributes={"keeps": (("c", "x"),)})
+def keep(c, x): ...
+"""
+
+
+def test_who_reads_a_container_reads_what_it_keeps() -> None:
+    p = program(
+        OPS + KEEPING,
+        """
+def f(x0, *, s):
+    a = pure(x0)
+    k = keep(s, a)
+    w = inplace(a)
+    r = read(s)
+    b = pure(x0)
+    m = keep(s, b)
+    q = read(s)
+    return 0
+""",
+    )
+    found = edges(p)
+    assert "w->r flow %a 0" in found
+    assert "k->w anti %a 0" in found
+    # nobody writes b in place, so keeping it is no hazard
+    assert not any("%b" in e for e in found)
+
+
+def test_an_instance_that_an_outer_container_keeps_is_not_private() -> None:
+    body = """
+def f(*, s):
+    for t in L(0, 9, 1):
+        c: state = alloc()
+        x: state = alloc()
+        k = keep(KEEPER, x)
+        w = write(x)
+        r = read(KEEPER)
+        yield ()
+    return 0
+"""
+    outer = edges(program(OPS + KEEPING, body.replace("KEEPER", "s")), "L")
+    assert "w->r flow %x 0.." in outer
+    inner = edges(program(OPS + KEEPING, body.replace("KEEPER", "c")), "L")
+    assert "w->r flow %x 0" in inner
+    assert not any(e.endswith("..") for e in inner)
+
+
+def test_indices_of_views_and_items_say_nothing_about_the_whole() -> None:
+    p = program(
+        OPS,
+        """
+def f(x0):
+    a = pure(x0)
+    h = rows(a, 0, 4)
+    g = rows(a, 1, 4)
+    w = write_t(h, 1)
+    r = read_t(g, 0)
+    return 0
+""",
+    )
+    assert "w->r flow %a 0" in edges(p)
