@@ -149,6 +149,24 @@ def merge_captured(owner: fx.Node) -> None:
     owner.args = (*owner.args[:3], tuple(dict.fromkeys(captured)))
 
 
+def drop_unused_captured(owner: fx.Node) -> bool:
+    """Let a loop or branch capture only what its bodies use; whether that changed anything."""
+    used: set[fx.Node] = set()
+    for graph in graphs_of(owner):
+        for param, outer in zip(captured_params(owner, graph), owner.args[3], strict=True):  # type: ignore[arg-type]
+            if param.users:
+                used.add(outer)
+    kept = tuple(n for n in owner.args[3] if n in used)  # type: ignore[union-attr, operator]
+    if len(kept) == len(owner.args[3]):  # type: ignore[arg-type]
+        return False
+    for graph in graphs_of(owner):
+        for param, outer in zip(captured_params(owner, graph), owner.args[3], strict=True):  # type: ignore[arg-type]
+            if outer not in used:
+                graph.erase_node(param)
+    owner.args = (*owner.args[:3], kept)
+    return True
+
+
 def exits(graph: fx.Graph) -> list[fx.Node]:
     """The exits of a loop in its body and in branches there."""
     found: list[fx.Node] = []

@@ -298,6 +298,19 @@ class Rewriter(Reporter):
             facts.put(moved, state=facts.get(node).state)
         return moved
 
+    def tidy(self) -> None:
+        """Drop what runs nothing and is not used: picks, states below roots, captured values.
+
+        Passes leave these behind; none of them counts as a rewrite.
+        """
+        for graph in list(self.program.graphs()):
+            for node in reversed(list(graph.nodes)):
+                if is_call(node, LOOP) or is_call(node, BRANCH):
+                    if bodies.drop_unused_captured(node):
+                        self._changed()
+                elif not node.users and (is_item(node) or is_call(node, STATE)):
+                    self.erase(node)
+
     # -- nesting
 
     def use(self, value: Value, graph: fx.Graph) -> Value:

@@ -39,10 +39,11 @@ class PassContext:
     """What passes know beside the program.
 
     ``shards`` maps the state of a simulator to the rows of each of its independent shards, in
-    order. ``asynchronous`` names the simulators whose own ``step_async``, and their shards', returns
-    while the step goes on elsewhere. ``trips`` maps a loop's label to its number of trips, where
-    that is known and guarded. ``run_ahead=False`` forbids to start an operation before an earlier one that may raise has
-    ended. ``memory_limit`` bounds, in bytes, what collecting values over a loop may keep.
+    order. ``asynchronous`` names the simulators whose own ``step_async``, and their shards',
+    returns while the step goes on elsewhere. ``trips`` maps a loop's label to its number of trips,
+    where that is known and guarded. ``run_ahead=False`` forbids to start an operation before an
+    earlier one that may raise has ended. ``memory_limit`` bounds, in bytes, what collecting values
+    over a loop may keep.
     """
 
     numerics: Literal["close", "bitwise"] = "close"
@@ -89,8 +90,8 @@ def context_of(rewrite: Rewriter) -> PassContext:
     return found if isinstance(found, PassContext) else PassContext()
 
 
-#: Operations that only hand values around: nothing is won by running something beside them.
-TRIVIAL = frozenset({"rows", "shard", "state", "snapshot"})
+#: Operations too small for anything to be won by running them beside a step.
+TRIVIAL = frozenset({"append", "draw_noise", "randn", "rows", "shard", "snapshot", "state"})
 
 
 def is_work(node: fx.Node) -> bool:

@@ -1,4 +1,4 @@
-"""Static branches folded, dead pure work and unread results dropped: less for later passes to see."""
+"""Static branches folded, dead pure work and unread results dropped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.fx as fx
 
 from rose_compiler.ir import facts
 from rose_compiler.ir.deps import title
-from rose_compiler.ir.ops import BRANCH, BREAK_IF, CONTINUE_IF, LOOP, STATE
+from rose_compiler.ir.ops import BRANCH, BREAK_IF, CONTINUE_IF, LOOP
 from rose_compiler.ir.program import (
     BranchView,
     LoopView,
@@ -42,7 +42,7 @@ class Canonicalize(Pass):
 
 
 def fold(program: Program, rewrite: Rewriter) -> bool:
-    """Inline the arm of each branch on a constant; drop exits never taken and loops never entered."""
+    """Inline the taken arm of static branches; drop exits never taken, loops never entered."""
     changed = False
     for node in list(program.nodes()):
         if erased(node) or not is_structure(node) or not rewrite.spend():
@@ -152,6 +152,7 @@ def _keep(node: fx.Node, unread: tuple[int, ...], rewrite: Rewriter) -> None:
             rewrite.repick(picked, node, kept.index(position))
         else:
             spec = facts.get(picked).spec or spec
+            rewrite.set_facts(node, alias=facts.get(picked).alias)
             rewrite.replace(picked, node)
             rewrite.erase(picked)
     rewrite.set_facts(node, spec=spec)
@@ -160,14 +161,12 @@ def _keep(node: fx.Node, unread: tuple[int, ...], rewrite: Rewriter) -> None:
 def drop_dead(program: Program, rewrite: Rewriter) -> bool:
     """Erase operations without effect whose values nobody uses."""
     changed = False
+    rewrite.tidy()
     for graph in list(program.graphs()):
         for node in reversed(list(graph.nodes)):
             if erased(node) or node.users or node.op != "call_function":
                 continue
-            if is_call(node, STATE) or is_item(node):
-                rewrite.erase(node)  # nothing that runs: not worth a remark
-                changed = True
-            elif _dead(node) and rewrite.spend():
+            if _dead(node) and rewrite.spend():
                 rewrite.applied(node, f"nothing uses the value of {title(node)}")
                 rewrite.erase(node)
                 changed = True

@@ -9,8 +9,8 @@ keeps its order.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import networkx as nx
 import torch.fx as fx
@@ -18,12 +18,10 @@ import torch.fx as fx
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import bodies, facts
 from rose_compiler.ir.deps import Dependences, place, title
-from rose_compiler.ir.effects import related
-from rose_compiler.ir.facts import LoopFacts
-from rose_compiler.ir.ops import APPEND, JOIN_ROWS, NEW_LIST, PIECE, SNAPSHOT, SPLIT_ROWS, STATE
+from rose_compiler.ir.edges import Edge
+from rose_compiler.ir.effects import parse_entry, related
 from rose_compiler.ir.program import (
     LoopView,
-    Value,
     is_call,
     is_item,
     is_state,
@@ -32,28 +30,12 @@ from rose_compiler.ir.program import (
 )
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes.base import Pass, PassContext, context_of
+from rose_compiler.passes.fission import Fission, Splitter, batch_rows, rows_known, values_of_trip
 from rose_compiler.passes.probing import differs
 from rose_compiler.passes.recurrence import is_step, items, result_name, value_graph
-from rose_compiler.passes.tiles import with_rows
 
 _BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
 _NO_GRAD = frozenset({"no_grad", "inference_mode"})
-
-
-@dataclass(frozen=True)
-class Fission:
-    """What leaves a loop: ``batched`` is computed in one call, ``replayed`` once a trip behind it,
-    both in program order; ``kept`` are the values that the loop has to keep for them."""
-
-    batched: tuple[fx.Node, ...] = ()
-    replayed: tuple[fx.Node, ...] = ()
-    kept: tuple[fx.Node, ...] = ()
-    copied: frozenset[fx.Node] = frozenset()
-    trips: int = 0
-
-    @property
-    def nodes(self) -> tuple[fx.Node, ...]:
-        return (*self.batched, *self.replayed)
 
 
 @dataclass(frozen=True)
@@ -117,7 +99,7 @@ class Defer(Pass):
             if reason is not None:
                 return reason
         for one in batched:
-            rows = _rows(one)
+            rows = batch_rows(one)
             if rows is None:
                 return Blocker("not-probed", f"the size of the batch of {title(one)} is not known")
             verdict = context.probe(one, (rows,) * trips)
@@ -132,7 +114,7 @@ class Defer(Pass):
                 "memory-limit", f"{size} bytes would be kept, {context.memory_limit} are allowed"
             )
         for value in kept:
-            if value in leaving or _rows_known(value) is None:
+            if value in leaving or rows_known(value) is None:
                 return Blocker(
                     "unsupported-shape", f"{title(value)} has no rows to be kept for later"
                 )
@@ -181,9 +163,9 @@ def _chained(leaving: list[fx.Node], first: fx.Node, loop: LoopView) -> list[fx.
     batched = [first]
     for node in leaving:
         inside = [n for n in node.all_input_nodes if n in leaving]
-        if node is not first and _batchable(node):
-            if all(n in batched or _picks(n, batched) for n in inside):
-                batched.append(node)
+        known = all(n in batched or _picks(n, batched) for n in inside)
+        if node is not first and known and _batchable(node):
+            batched.append(node)
     return batched
 
 
@@ -194,6 +176,8 @@ def _held(
     out = set(leaving)
     for edge in deps.edges(loop.graph):
         inside, outside = edge.src in out, edge.dst in out
+        if inside != outside and _by_copy(edge.src if inside else edge.dst, edge, leaving, deps):
+            continue
         if inside and not outside:
             what = f"{title(edge.dst)} touches {edge.state} behind {title(edge.src)}"
         elif outside and not inside and edge.kind in ("flow", "control"):
@@ -206,6 +190,40 @@ def _held(
         places = tuple(w for w in (place(edge.src), place(edge.dst)) if w)
         return Blocker(code, what, where=places)
     return None
+
+
+def _by_copy(node: fx.Node, edge: Edge, leaving: list[fx.Node], deps: Dependences) -> bool:
+    """Whether a dependence is only there because an input that the loop keeps lies in memory that
+    is written: it is kept as a copy, taken where the operation stood."""
+    if edge.kind not in ("anti", "flow") or edge.state is None or not is_call(node):
+        return False
+    signature = op_of(node).signature
+    scope = deps.scope
+    for text in signature.reads or ():
+        entry = parse_entry(text)
+        if entry.root not in signature.params:
+            return False
+        value = node.args[signature.params.index(entry.root)]
+        if (
+            isinstance(value, fx.Node)
+            and is_state(value)
+            and related(scope.state(value), edge.state)
+        ):
+            return False
+    if any(e.write and related(e.state, edge.state) for e in deps.effects(node)):
+        return False
+    names = {
+        name
+        for value in node.all_input_nodes
+        if value not in leaving and not is_state(value)
+        for name in (*scope.aliases(value), *(f"%{d.name}" for d in scope.definers(value)))
+    }
+    inner = {
+        name for value in node.all_input_nodes if value in leaving for name in scope.aliases(value)
+    }
+    return any(related(n, edge.state) for n in names) and not any(
+        related(n, edge.state) for n in inner
+    )
 
 
 def _separable(
@@ -226,7 +244,7 @@ def _separable(
                 f"nothing says that rows of {name} are computed apart in {title(node)}",
                 f"declare it: batch={{{name!r}: 0, ...}}",
             )
-    if not any(v not in leaving for v in _values(node, loop)):
+    if not any(v not in leaving for v in values_of_trip(node, loop)):
         return (
             None
             if node is not batched[0]
@@ -243,46 +261,20 @@ def _graph_of_grads(node: fx.Node) -> Blocker | None:
     return None
 
 
-def _values(node: fx.Node, loop: LoopView) -> Iterator[fx.Node]:
-    """The values of a trip that an operation takes, the index left out."""
-    captured = {*loop.captured_params, loop.index}
-    for used in node.all_input_nodes:
-        if used not in captured and not is_state(used):
-            yield used
-
-
 def _taken(loop: LoopView, leaving: list[fx.Node]) -> Iterator[fx.Node]:
     """What the operations that leave take from the loop."""
     out = set(leaving)
     for node in leaving:
-        for used in _values(node, loop):
+        for used in values_of_trip(node, loop):
             if used not in out:
                 yield used
 
 
 def _changes(node: fx.Node, loop: LoopView, deps: Dependences) -> bool:
-    """Whether a value may be another one by the end of the loop: a view, or written in place."""
-    if deps.scope.aliases(node):
-        return True
-    names = [f"%{d.name}" for d in deps.scope.definers(node)]
-    written = (e.state for n in loop.graph.nodes for e in deps.effects(n) if e.write)
-    return any(related(w, n) for w in written for n in names if w != "*")
-
-
-def _rows(node: fx.Node) -> int | None:
-    """The rows of one trip of an operation's batch."""
-    axes = op_of(node).signature.separable()
-    for name, value in zip(op_of(node).signature.params, node.args, strict=True):
-        if name in axes and isinstance(value, fx.Node) and (n := _rows_known(value)) is not None:
-            return n
-    return None
-
-
-def _rows_known(value: fx.Node) -> int | None:
-    spec = facts.get(value).spec
-    if spec is None or spec.kind not in ("tensor", "array") or not spec.shape:
-        return None
-    return spec.shape[0]
+    """Whether a value may be another one by the end of the loop: its memory is written in it."""
+    names = [*deps.scope.aliases(node), *(f"%{d.name}" for d in deps.scope.definers(node))]
+    written = {e.state for n in loop.graph.nodes for e in deps.effects(n) if e.write}
+    return any(related(w, n) for w in written for n in names)
 
 
 def _bytes(node: fx.Node) -> int | None:
@@ -297,133 +289,3 @@ def _bytes(node: fx.Node) -> int | None:
             size *= n
         total += size
     return total
-
-
-@dataclass
-class Splitter:
-    """Takes fissions out of one loop; :meth:`run` does all of it."""
-
-    loop: LoopView
-    found: list[Fission]
-    rewrite: Rewriter
-    lists: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    whole: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    parts: dict[fx.Node, fx.Node] = field(default_factory=dict)
-
-    def run(self) -> None:
-        """Keep the inputs, call once behind the loop, then go through the trips again."""
-        behind = self.loop.node.next
-        order = {n: k for k, n in enumerate(self.loop.graph.nodes)}
-        for plan in self.found:
-            for value in plan.kept:
-                self._keep(value, plan, order)
-        for plan in self.found:
-            for node in plan.batched:
-                self._call(node, behind)
-        self._replay(behind, sorted((n for f in self.found for n in f.replayed), key=order.get))
-        gone = {n for f in self.found for n in f.nodes}
-        for node in reversed(list(self.loop.graph.nodes)):
-            if node in gone or (is_item(node) and node.args[0] in gone):
-                self.rewrite.erase(node)
-
-    def _keep(self, value: fx.Node, plan: Fission, order: dict[fx.Node, int]) -> None:
-        if value in self.lists:
-            return
-        made = self.rewrite.call(
-            NEW_LIST, before=self.loop.node, like=self.loop.node, name=f"kept_{value.name}"
-        )
-        self.rewrite.set_facts(
-            made, state=bodies.fresh_state(self.rewrite.program, f"%{made.name}")
-        )
-        self.lists[value] = made
-        users = [n for n in plan.nodes if value in n.all_input_nodes]
-        at = min(users, key=lambda n: order[n])
-        entry = value
-        if value in plan.copied:
-            spec = facts.get(value).spec
-            entry = self.rewrite.call(SNAPSHOT, value, before=at, like=at, spec=spec)
-        self.rewrite.call(APPEND, made, entry, before=at, like=at)
-
-    def _joined(self, value: fx.Node, behind: fx.Node, like: fx.Node) -> fx.Node:
-        if value not in self.whole:
-            rows = _rows_known(value)
-            trips = next(f.trips for f in self.found if value in f.kept)
-            spec = with_rows(facts.get(value).spec, (rows or 0) * trips)
-            self.whole[value] = self.rewrite.call(
-                JOIN_ROWS, self.lists[value], before=behind, like=like, spec=spec
-            )
-        return self.whole[value]
-
-    def _call(self, node: fx.Node, behind: fx.Node) -> None:
-        args: list[Value] = []
-        for used in node.args:
-            if isinstance(used, fx.Node) and used in self.lists:
-                args.append(self._joined(used, behind, node))
-            elif isinstance(used, fx.Node) and used in self.whole:
-                args.append(self.whole[used])
-            else:
-                args.append(self._outside(used, behind))
-        trips = next(f.trips for f in self.found if node in f.nodes)
-        rows = (_rows(node) or 0) * trips
-        spec = with_rows(facts.get(node).spec, rows)
-        made = self.rewrite.call(
-            op_of(node), *args, before=behind, like=node, name=node.name, spec=spec
-        )
-        self.whole[node] = made
-        for picked in items(node):
-            position = picked.args[1]
-            assert isinstance(position, int)
-            one = self.rewrite.item(made, position)
-            self.rewrite.set_facts(one, spec=with_rows(facts.get(picked).spec, rows))
-            self.whole[picked] = one
-
-    def _outside(self, used: Value, behind: fx.Node) -> Value:
-        if not isinstance(used, fx.Node):
-            return used
-        if is_call(used, STATE):
-            root = self.loop.outer(used.args[0])  # type: ignore[arg-type]
-            known = facts.get(used)
-            return self.rewrite.call(
-                STATE, root, used.args[1], before=behind, name=used.name, state=known.state
-            )
-        return self.loop.outer(used)
-
-    def _replay(self, behind: fx.Node, nodes: list[fx.Node]) -> None:
-        if not nodes:
-            return
-        for node in nodes:
-            for used in _values(node, self.loop):
-                if used in nodes or used in self.parts:
-                    continue
-                rows = self.lists.get(used)
-                whole = self._joined(used, behind, node) if rows is not None else self.whole[used]
-                counted = rows if rows is not None else next(iter(self.lists.values()))
-                self.parts[used] = self.rewrite.call(
-                    SPLIT_ROWS, whole, counted, before=behind, like=node, name=f"{used.name}_rows"
-                )
-        known = self.loop.facts
-        label = f"{known.label or self.loop.node.name}_late"
-        body = self.rewrite.new_loop(
-            before=behind,
-            bounds=self.loop.bounds,
-            known=LoopFacts("range", label, known.index),
-            like=self.loop.node,
-        )
-        start, _, step = self.loop.bounds
-        made: dict[fx.Node, Any] = {self.loop.index: body.index}
-        for used, parts in self.parts.items():
-            spec = facts.get(used).spec
-            made[used] = body.call(PIECE, parts, body.index, start, step, name=used.name, spec=spec)
-        for node in nodes:
-            if is_item(node):
-                made[node] = body.item(made[node.args[0]], node.args[1], node.name)  # type: ignore[index, arg-type]
-                continue
-            args = [
-                made[a] if isinstance(a, fx.Node) and a in made else self._outside(a, behind)
-                for a in node.args
-            ]
-            old = facts.get(node)
-            made[node] = body.call(
-                op_of(node), *args, like=node, name=node.name, spec=old.spec, alias=old.alias
-            )
-        body.close()

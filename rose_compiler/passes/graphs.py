@@ -1,4 +1,4 @@
-"""Traced operations in parts: what some results need, what all but some need, without their draws."""
+"""Parts of traced operations: some of their results, the rest, or all without their draws."""
 
 from __future__ import annotations
 
@@ -41,10 +41,8 @@ def part(
     """
     axes = {n.name: axes[n.name] for n in placeholders(body.graph) if n.name in axes}
     loose = any_rows(body, axes)
-    body = body if isinstance(loose, Blocker) else loose
+    body = untupled(body if isinstance(loose, Blocker) else loose)
     params = tuple(n.name for n in placeholders(body.graph))
-    outputs = output_node(body.graph).args[0]
-    assert isinstance(outputs, tuple | list)
     drawn = any(draws_random(n) for n in body.graph.nodes)
     checks = tuple(n.name for n in body.graph.nodes if is_check(n))
     rng = (RNG_TORCH,) if drawn else ()
@@ -58,19 +56,20 @@ def part(
         params,
         (*reads, *rng),
         rng,
-        results=len(outputs),
+        results=len(results_of(body)),
         batch=tuple(batch.items()) if batch else None,
         exact=of.signature.exact,
         may_raise=bool(checks),
     )
-    forward: Any = body.forward
+    found = {"draws": _draws(body), "checks": checks}
+    attributes = of.attributes | {k: v for k, v in found.items() if v or k in of.attributes}
     return Op(
         signature,
-        _single(forward) if len(outputs) == 1 else forward,
+        body.forward,
         kind="graph",
         body=body,
         source=of.source,
-        attributes={**of.attributes, "draws": _draws(body), "checks": checks},
+        attributes=attributes,
     )
 
 
@@ -82,11 +81,28 @@ def retire(program: Program, node: fx.Node) -> None:
         del program.ops.by_name[op.name]
 
 
-def _single(forward: Any) -> Any:
-    def first(*args: Any) -> Any:
-        return forward(*args)[0]
+def results_of(body: fx.GraphModule) -> tuple[Any, ...]:
+    """What a body returns: its one result, or the items of its tuple."""
+    outputs = output_node(body.graph).args[0]
+    return tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
 
-    return first
+
+def tupled(body: fx.GraphModule) -> fx.GraphModule:
+    """The body with a tuple as its output, of one if it has one result."""
+    if isinstance(output_node(body.graph).args[0], tuple | list):
+        return body
+    return keep_results(body, [0])
+
+
+def untupled(body: fx.GraphModule) -> fx.GraphModule:
+    """The body with its result itself as its output, if it has only one."""
+    outputs = output_node(body.graph).args[0]
+    if not isinstance(outputs, tuple | list) or len(outputs) != 1:
+        return body
+    graph = fx.Graph()
+    (result,) = graph.graph_copy(body.graph, {})  # type: ignore[misc]
+    graph.output(result)
+    return fx.GraphModule(body, graph)
 
 
 def _draws(body: fx.GraphModule) -> tuple[str, ...]:
@@ -96,8 +112,10 @@ def _draws(body: fx.GraphModule) -> tuple[str, ...]:
 def keep_results(body: fx.GraphModule, kept: Sequence[int]) -> fx.GraphModule:
     """A copy of a body that returns some of its results only. Checks, draws and writes stay."""
     graph = fx.Graph()
-    outputs = graph.graph_copy(body.graph, {})
-    graph.output(tuple(outputs[k] for k in kept))  # type: ignore[index]
+    copies: dict[fx.Node, fx.Node] = {}
+    graph.graph_copy(body.graph, copies)
+    results = results_of(body)
+    graph.output(tuple(fx.node.map_arg(results[k], lambda n: copies[n]) for k in kept))
     for node in reversed(list(graph.nodes)):
         fixed = is_check(node) or draws_random(node) or writes_in_place(node)
         if not node.users and not fixed and node.op != "output":

@@ -1,4 +1,4 @@
-"""Work that is the same on every trip, moved in front of its loop; draws taken out of operations."""
+"""Work that is the same on every trip, moved in front of its loop."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _changed_later(loop: LoopView, node: fx.Node, deps: Dependences) -> Blocker 
             if effect.write and effect.state != "*" and any(related(effect.state, m) for m in mine):
                 return Blocker(
                     "may-alias",
-                    f"{title(other)} writes {effect.state}, which the value of {title(node)} shares",
+                    f"{title(other)} writes {effect.state}, where the value of {title(node)} lies",
                     where=tuple(w for w in (place(node), place(other)) if w),
                 )
     for user in node.users:

@@ -21,7 +21,7 @@ from rose_compiler.ir.facts import Slot
 from rose_compiler.ir.program import LoopView, is_call, is_item, op_of
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes.base import Pass, PassContext, context_of, is_work
-from rose_compiler.passes.borrowed import borrowed_edge, own
+from rose_compiler.passes.borrowed import borrowed_edge, lends, own, why_not_copied
 from rose_compiler.passes.lanes import lane_of
 from rose_compiler.passes.modulo import Modulo, later_stage, schedule
 from rose_compiler.passes.recurrence import is_step, value_graph
@@ -85,9 +85,11 @@ class LateWork(Pass):
             if isinstance(lane, Blocker):
                 return lane
             lanes[step] = lane
-        edges = [
-            e for e in deps.edges(loop.graph) if not (ignore_borrowed and borrowed_edge(e, steps))
-        ]
+        edges = list(deps.edges(loop.graph))
+        if ignore_borrowed and lends(loop, steps, deps.scope):
+            if blocker := why_not_copied(loop, steps, deps):
+                return blocker
+            edges = [e for e in edges if not borrowed_edge(e, steps)]
         nodes = [n for n in loop.graph.nodes if n.op == "call_function" and _takes_part(n)]
         stage = later_stage(nodes, edges, set(steps))
         if blocker := _head_waits(loop, edges, stage):

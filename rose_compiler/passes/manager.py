@@ -1,4 +1,4 @@
-"""Runs passes in order: selects them, limits their rewrites, verifies and records what they leave."""
+"""Runs passes in order: selects them, limits rewrites, verifies and records what they leave."""
 
 from __future__ import annotations
 
@@ -123,6 +123,7 @@ class PassManager:
             rewriter = Rewriter(program, history.remarks, one.name, fuel, context)
             try:
                 one.run_program(program, rewriter)
+                rewriter.tidy()
                 self._check(program)
             except RoseError as error:
                 error.add_note(f"in pass {one.name!r} over program {program.name!r}")

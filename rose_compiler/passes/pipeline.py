@@ -1,4 +1,4 @@
-"""The passes in order, with the reason for each one's place; passes of other packages behind them."""
+"""The passes in order, with the reason for each one's place, and those of other packages."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from typing import ClassVar
 import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
-from rose_compiler.ir import facts
+from rose_compiler.ir import bodies, facts
+from rose_compiler.ir.deps import title
 from rose_compiler.ir.program import LoopView, Program, children, is_call, op_of
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes.base import Pass, context_of, is_work
@@ -46,12 +47,15 @@ class Place(Pass):
         modulo = Modulo(tuple(nodes), dict.fromkeys(nodes, 0), edges)
         lanes = {}
         context = context_of(rewrite)
+        exits = bodies.exits(loop.graph)
         for step in steps:
             lane = lane_of(step, rewrite.deps.scope, context)
             # nothing past the end of a trip: without stages the body drains there
             beside = [n for n in modulo.beside(step) if modulo.position(n) > modulo.position(step)]
             if isinstance(lane, str) and not any(map(is_work, beside)):
                 lane = Blocker("no-window", "the next operation waits for the step")
+            if isinstance(lane, str) and exits:
+                lane = Blocker("early-exit", f"{loop.label} may stop at {title(exits[0])}")
             if isinstance(lane, str) and not context.run_ahead:
                 lane = Blocker("may-raise", "run_ahead=False starts nothing beside a step")
             if isinstance(lane, Blocker):

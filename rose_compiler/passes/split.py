@@ -16,12 +16,20 @@ from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import facts
 from rose_compiler.ir.deps import title
 from rose_compiler.ir.facts import Spec
-from rose_compiler.ir.program import LoopView, is_item, op_of, output_node, placeholders
+from rose_compiler.ir.program import LoopView, is_item, op_of, placeholders
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.ir.slice import Split as Sliced
 from rose_compiler.ir.slice import split_outputs
 from rose_compiler.passes.base import Pass, context_of
-from rose_compiler.passes.graphs import is_check, named_axes, part, result_specs, retire
+from rose_compiler.passes.graphs import (
+    is_check,
+    named_axes,
+    part,
+    result_specs,
+    results_of,
+    retire,
+    tupled,
+)
 from rose_compiler.passes.recurrence import Recurrence, is_step, items, recurrence
 
 
@@ -45,11 +53,13 @@ class Split(Pass):
                 rewrite.missed(node, sliced)
             elif rewrite.spend():
                 early, late = apply(node, sliced, rewrite)
+                results = len(sliced.late_outputs) + len(sliced.early_outputs)
+                calls = _calls(sliced.late) + _calls(sliced.early)
                 rewrite.applied(
                     early,
-                    f"`{op_of(late).name}` makes what no step waits for: {len(sliced.late_outputs)} "
-                    f"of {len(sliced.late_outputs) + len(sliced.early_outputs)} results, "
-                    f"{_calls(sliced.late)} of {_calls(sliced.late) + _calls(sliced.early)} calls",
+                    f"`{op_of(late).name}` makes what no step waits for: "
+                    f"{len(sliced.late_outputs)} of {results} results, "
+                    f"{_calls(sliced.late)} of {calls} calls",
                 )
 
     def has_late(self, node: fx.Node, found: Recurrence) -> bool:
@@ -86,7 +96,7 @@ class Split(Pass):
             early = {0}
         else:
             early = {int(u.args[1]) for u in items(node) if u in found.before}  # type: ignore[arg-type]
-        return split_outputs(op.body, early)
+        return split_outputs(tupled(op.body), early)
 
 
 def _calls(body: fx.GraphModule) -> int:
@@ -114,7 +124,7 @@ def apply(node: fx.Node, sliced: Sliced, rewrite: Rewriter) -> tuple[fx.Node, fx
     early_specs = [specs.get(p) for p in sliced.early_outputs]
     early_specs += [facts.get(inner[n]).spec for n in sliced.passed]
     made = [picks.get(p) for p in sliced.early_outputs] + [None] * len(sliced.passed)
-    names = [n.name for n in _outputs(op.body)]
+    names = [n.name for n in results_of(op.body)]
     handed = [*(names[p] for p in sliced.early_outputs), *sliced.passed]
     results = _results(early, early_specs, made, handed, rewrite)
     # values that the late half takes from the early one, by their names in the original graph
@@ -168,9 +178,3 @@ def _results(
         if picked is not None:
             found.append(picked)
     return found
-
-
-def _outputs(body: fx.GraphModule) -> list[fx.Node]:
-    outputs = output_node(body.graph).args[0]
-    assert isinstance(outputs, tuple | list)
-    return [n for n in outputs if isinstance(n, fx.Node)]

@@ -19,6 +19,7 @@ from rose_compiler.ir.effects import related
 from rose_compiler.ir.program import LoopView, is_call, is_item, is_state, is_structure, op_of
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes.base import Pass, PassContext, context_of
+from rose_compiler.passes.borrowed import lends, why_not_copied
 from rose_compiler.passes.probing import computes, differs
 from rose_compiler.passes.recurrence import (
     Recurrence,
@@ -79,7 +80,15 @@ class TileBatch(Pass):
         if not found.before:
             return Blocker("no-window", f"no operation leads from {state} back to its step")
         tiling = Tiling.of(tuple(rows), groups)
-        for reason in _coupled(found, deps), _foreign_writes(found, deps), _step_alone(found, deps):
+        for reason in (
+            _coupled(found, deps),
+            _foreign_writes(found, deps),
+            _step_alone(found, deps),
+            _written_in_place(found, deps),
+            why_not_copied(found.loop, [found.step], deps)
+            if lends(found.loop, [found.step], deps.scope)
+            else None,
+        ):
             if reason is not None:
                 return reason
         for node in found.nodes:
@@ -161,6 +170,29 @@ def _foreign_writes(found: Recurrence, deps: Dependences) -> Blocker | None:
                 f"{title(edge.dst)} reads {edge.state}, which {title(edge.src)} writes",
                 where=tuple(w for w in (place(edge.dst), place(edge.src)) if w),
             )
+    return None
+
+
+def _written_in_place(found: Recurrence, deps: Dependences) -> Blocker | None:
+    """Whether something writes the memory of values on the cycle: their parts are copies."""
+    names: dict[str, fx.Node] = {}
+    for node in (*found.nodes, *(found.loop.carried[k] for k in found.carried)):
+        for value in (node, *(u for u in node.users if is_item(u))):
+            for name in deps.scope.aliases(value):
+                names.setdefault(name, value)
+            for definer in deps.scope.definers(value):
+                names.setdefault(f"%{definer.name}", value)
+    for node in found.loop.graph.nodes:
+        for effect in () if node is found.step else deps.effects(node):
+            if not effect.write:
+                continue
+            shared = next((v for n, v in names.items() if related(n, effect.state)), None)
+            if shared is not None:
+                return Blocker(
+                    "may-alias",
+                    f"{title(node)} writes {effect.state}, whose memory {title(shared)} shares",
+                    where=tuple(w for w in (place(node), place(shared)) if w),
+                )
     return None
 
 

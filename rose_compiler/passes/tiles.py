@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
 import torch.fx as fx
 
@@ -357,7 +358,7 @@ class Tiler:
                 parts += [self._part(value, self.shard, (g, s)) for s in range(len(spans))]
         return self._joined(parts, value, self.tiling.size, before=before)
 
-    def _part(self, value: fx.Node, parts: dict, at: tuple[int, ...]) -> fx.Node:  # type: ignore[type-arg]
+    def _part(self, value: fx.Node, parts: dict[Any, fx.Node], at: tuple[int, ...]) -> fx.Node:
         if (value, *at) in parts:
             return parts[value, *at]
         of = parts[whole(value), *at]
@@ -372,7 +373,7 @@ class Tiler:
         return picked
 
     def _own(self, merged: fx.Node) -> None:
-        """What comes out of a merge lies in no buffer of the simulator."""
+        """What lay in the simulator's buffers lies in the memory of a merge now."""
         todo, seen = [merged], {merged}
         while todo:
             for user in todo.pop().users:
@@ -381,9 +382,13 @@ class Tiler:
                 seen.add(user)
                 todo.append(user)
                 known = facts.get(user)
-                alias = tuple(a for a in known.alias if not related(a, self.env))
                 if any(is_state(n) for n in user.all_input_nodes):
                     continue
+                alias = tuple(
+                    dict.fromkeys(
+                        f"%{merged.name}" if related(a, self.env) else a for a in known.alias
+                    )
+                )
                 if alias != known.alias or known.borrowed:
                     self.rewrite.set_facts(user, alias=alias, borrowed=False)
 

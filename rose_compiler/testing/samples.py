@@ -278,6 +278,7 @@ def ppo(
     """One PPO rollout. ``lends``: the simulator hands out its own observation buffers."""
     n = sum(shards)
     agent_object = ToyAgent(hidden, seed)
+    simulator = ToyEnvs(shards, lends=lends)
     ops = ppo_ops(n, agent_object)
     top = Builder()
     obs0 = top.placeholder("obs0", "value", spec=_tensor(n, OBS))
@@ -337,12 +338,12 @@ def ppo(
         table.add(op)
     objects = {
         "agent": agent_object,
-        "envs": ToyEnvs(shards, lends=lends),
+        "envs": simulator,
         "buf": ToyBuffers(steps, n),
         "log": [],
     }
     program = Program(
         "ppo", root, table, ("obs0", "done0"), ("agent", "envs", "buf", "log"), objects=objects
     )
-    args = {"obs0": torch.as_tensor(objects["envs"].reset()), "done0": torch.zeros(n)}
+    args = {"obs0": torch.as_tensor(simulator.reset()), "done0": torch.zeros(n)}
     return Sample(program, args, {"envs": shards}, steps, objects)

@@ -6,6 +6,7 @@ same rows of the whole batch.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -81,11 +82,13 @@ class ToyEnvs:
 
     def __init__(self, rows: tuple[int, ...], *, lends: bool = False) -> None:
         self.rows = rows
+        self.lends = lends
+        self.obs = np.zeros((sum(rows), OBS), dtype=np.float32)
         starts = np.cumsum((0, *rows))
         self._shards = [
             ToyShard(n, int(s), lends=lends) for n, s in zip(rows, starts, strict=False)
         ]
-        self.spans = [slice(int(a), int(b)) for a, b in zip(starts, starts[1:], strict=False)]
+        self.spans = [slice(int(a), int(b)) for a, b in itertools.pairwise(starts)]
 
     def shards(self) -> list[ToyShard]:
         return self._shards
@@ -95,14 +98,20 @@ class ToyEnvs:
 
     def step(self, action: np.ndarray) -> tuple[Any, ...]:
         parts = [s.step(action[k]) for s, k in zip(self._shards, self.spans, strict=True)]
-        return self.merge(parts)
+        return self._lent(self.merge(parts))
+
+    def _lent(self, result: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not self.lends:
+            return result
+        self.obs[...] = result[0]
+        return (self.obs, *result[1:])
 
     def step_async(self, action: np.ndarray) -> None:
         for shard, span in zip(self._shards, self.spans, strict=True):
             shard.step_async(action[span])
 
     def step_wait(self) -> tuple[Any, ...]:
-        return self.merge([s.step_wait() for s in self._shards])
+        return self._lent(self.merge([s.step_wait() for s in self._shards]))
 
     def merge(self, results: list[tuple[Any, ...]]) -> tuple[Any, ...]:
         """The shards' results as one, infos with gymnasium's masks."""

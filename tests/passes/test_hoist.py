@@ -1,10 +1,20 @@
 """hoist: what is the same on every trip goes in front of the loop; a test per reason to refuse."""
 
+# ruff: noqa: E501 (programs as text have long lines)
+
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
+import pytest
+import torch
+
+from rose_compiler.base.decision import Decision
+from rose_compiler.ir import facts
+from rose_compiler.ir.facts import Spec
+from rose_compiler.ir.interp import run
 from rose_compiler.ir.parse import parse
+from rose_compiler.ir.program import is_call, op_of
 from rose_compiler.passes.base import PassContext
 from rose_compiler.passes.hoist import HoistInvariant
 from rose_compiler.passes.manager import PassManager
@@ -145,3 +155,81 @@ def f(x):
     program = parse(text)
     history = PassManager([HoistInvariant()], verify=2).run(program)
     assert not history.remarks.applied()
+
+
+DRAWING = """
+@op(kind="graph", reads=["rng:torch"], writes=["rng:torch"], batch={"obs": 0, "return.0": 0})
+def act(obs):
+    std = torch.exp(obs)
+    action = torch.normal(obs, std)
+    return action
+
+@op(kind="step", reads=["envs"], writes=["envs"], attributes={"step": {"env": "envs", "action": "action"}})
+def step(action, envs): ...
+
+def rollout(obs0, *, envs):
+    for t, obs in trips(0, 3, 1, obs=obs0):
+        action = act(obs)
+        next_obs = step(action, envs)
+        yield next_obs
+    return trips.obs
+"""
+TILED = PassContext(options=Decision(groups=2), shards={"envs": (2, 2)})
+
+
+def drawing(
+    text: str = DRAWING, spec: Spec | None = Spec("tensor", "Tensor", (4, 3), "float32", "cpu")
+):
+    program = parse(text, {"step": lambda action, envs: action * 0.5})
+    op = next(op for op in program.ops.by_name.values() if op.name == "act")
+    for node in op.body.graph.nodes:
+        if node.op != "output":
+            facts.put(node, spec=spec)
+    return program
+
+
+def test_a_draw_is_made_whole_in_front_of_the_operation(golden) -> None:
+    golden("draw", [HoistInvariant()], TILED, program=drawing())
+
+
+def test_drawn_whole_the_numbers_and_the_generator_are_the_same() -> None:
+    def outcome(program):
+        torch.manual_seed(5)
+        last = run(program, {"obs0": torch.zeros(4, 3)}, {"envs": None})
+        return last, torch.get_rng_state()
+
+    program = drawing()
+    history = PassManager([HoistInvariant()], verify=2).run(program, TILED)
+    assert history.rewrites["hoist"] == 1
+    assert "draw" not in str(op_names(program))
+    assert all(torch.equal(a, b) for a, b in zip(outcome(drawing()), outcome(program), strict=True))
+
+
+def op_names(program):
+    return [op_of(n).name for n in program.nodes() if is_call(n)]
+
+
+def test_draws_stay_where_no_batch_is_to_be_cut() -> None:
+    for context in (PassContext(), replace(TILED, shards={}), replace(TILED, options=Decision())):
+        history = PassManager([HoistInvariant()]).run(drawing(), context)
+        assert len(history.remarks) == 0
+
+
+def test_a_draw_of_unknown_shape_stays() -> None:
+    history = PassManager([HoistInvariant()]).run(drawing(spec=None), TILED)
+    assert [r.code for r in history.remarks.missed()] == ["draw-shape-unknown"]
+
+
+def test_a_draw_without_another_form_stays() -> None:
+    text = DRAWING.replace("torch.normal(obs, std)", "torch.nn.functional.dropout(std)")
+    history = PassManager([HoistInvariant()]).run(drawing(text), TILED)
+    assert [r.code for r in history.remarks.missed()] == ["data-dependent-draw"]
+
+
+def test_a_draw_that_can_not_be_tried_stays() -> None:
+    program = drawing()
+    op = program.ops.by_name["act"]
+    placeholder = next(iter(op.body.graph.nodes))
+    facts.put(placeholder, spec=Spec("tensor", "Tensor", (4, 3)))
+    history = PassManager([HoistInvariant()]).run(program, TILED)
+    assert [r.code for r in history.remarks.missed()] == ["not-probed"]
