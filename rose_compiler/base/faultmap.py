@@ -51,14 +51,41 @@ class Level:
 
 
 @dataclass(frozen=True)
-class FaultMap:
-    """Sites by index, emitted lines by number.
+class Issue:
+    """One action of a scheduled body as text that can be run once more, modes included.
 
-    ``trips`` names for each body the local variable that counts emitted trips; it is empty where
-    trips do not overlap. A line has one :class:`Level` a body around it, outermost first.
+    ``site`` is -1 for what only moves values.
+    """
+
+    site: int
+    stage: int
+    order: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Body:
+    """One level of the program.
+
+    ``trips`` is the local variable that counts emitted trips, empty where trips do not overlap.
+    ``issues`` are the actions of a scheduled body in issue order and ``end`` what it does behind
+    them on each trip; its stages spread over ``depth`` further trips.
+    """
+
+    trips: str = ""
+    depth: int = 0
+    issues: tuple[Issue, ...] = ()
+    end: str = ""
+
+
+@dataclass(frozen=True)
+class FaultMap:
+    """Sites and bodies by index, emitted lines by number.
+
+    A line has one :class:`Level` a body around it, outermost first.
     """
 
     filename: str
     sites: tuple[Site, ...] = ()
-    trips: tuple[str, ...] = ()
+    bodies: tuple[Body, ...] = ()
     lines: Mapping[int, tuple[Level, ...]] = field(default_factory=dict)

@@ -116,7 +116,7 @@ def _assembled(
     faults = FaultMap(
         filename,
         tuple(function.sites),
-        tuple(function.trips),
+        tuple(function.bodies),
         {line + shift: levels for line, levels in function.writer.faults.items()},
     )
     return Emitted(

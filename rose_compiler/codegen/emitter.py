@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch.fx as fx
 
-from rose_compiler.base.faultmap import Level, Site
+from rose_compiler.base.faultmap import Body as FaultBody
+from rose_compiler.base.faultmap import Issue, Level, Site
 from rose_compiler.codegen.expressions import quoted
 from rose_compiler.codegen.merge import Merged, Merger
 from rose_compiler.codegen.module import Module
@@ -17,6 +20,7 @@ from rose_compiler.codegen.schedule import Action, Body, Schedule, is_pick
 from rose_compiler.codegen.scopes import Scope, Spread
 from rose_compiler.codegen.states import States
 from rose_compiler.codegen.suites import Suite, context_of
+from rose_compiler.codegen.suites import text as mode_text
 from rose_compiler.codegen.unbound import maybe_unbound
 from rose_compiler.codegen.writer import Writer
 from rose_compiler.ir import facts
@@ -42,7 +46,7 @@ class Emitter(ABC):
         apart = getattr(plan.program, "thread_plan", None) or {}
         self.merger = Merger(plan, self.states, self.unset, apart)
         self.sites: list[Site] = []
-        self.trips: list[str] = []
+        self.bodies: list[FaultBody] = []
         self.open: list[Context] = []  # the modes that the text being written stands under
         self._site_of: dict[fx.Node, int] = {}
         self._body_of: dict[fx.Graph, int] = {}
@@ -78,7 +82,7 @@ class Emitter(ABC):
         if is_call(node, STATE):
             root, path = node.args
             assert isinstance(root, fx.Node)
-            return f"rt.state({self.ref(root, scope, at)}, {quoted(path)})"
+            return f"rt.state({self.ref(root, scope, at)}, {quoted(str(path))})"
         if is_call(node, SHARD):
             env, index = node.args
             text = self.module.printer.value(index, self.refs(node, scope, at))
@@ -100,8 +104,8 @@ class Emitter(ABC):
 
     def body_index(self, graph: fx.Graph) -> int:
         if graph not in self._body_of:
-            self._body_of[graph] = len(self.trips)
-            self.trips.append("")
+            self._body_of[graph] = len(self.bodies)
+            self.bodies.append(FaultBody())
         return self._body_of[graph]
 
     def site(self, action: Action, body: Body) -> int:
@@ -156,9 +160,27 @@ class Emitter(ABC):
             if epilogue:  # those of the first stage are known to have begun there
                 trips = action.stage - epilogue + 1 if action.stage > epilogue else 0
             suite.enter(trips, context_of(action))
+            start = len(self.writer.lines)
             with self.at(action, body, epilogue):
                 self.action(action, body, scope)
+            if body.scheduled and not epilogue:
+                self._again(action, body, start)
         suite.leave()
+
+    def _again(self, action: Action, body: Body, start: int) -> None:
+        """Keep the lines of an action, to be run behind a fault if they were still to come."""
+        site = -1 if action.what == "copy" else self.site(action, body)
+        lines = textwrap.dedent("\n".join(self.writer.lines[start:])).splitlines()
+        for context in reversed(self.open):
+            lines = [
+                f"with {mode_text(context, self.module.printer)}:",
+                *(f"    {line}" for line in lines),
+            ]
+        index = self.body_index(body.graph)
+        issue = Issue(site, action.stage, action.order, "\n".join(lines))
+        known = self.bodies[index]
+        if all(i.order != issue.order for i in known.issues):
+            self.bodies[index] = replace(known, issues=(*known.issues, issue))
 
     @abstractmethod
     def action(self, action: Action, body: Body, scope: Scope) -> None:

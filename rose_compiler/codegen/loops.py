@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from dataclasses import replace
 from typing import Any
 
 import torch.fx as fx
@@ -43,14 +45,18 @@ class Function(Operations):
             self.writer.open("try:")
         self._initial(view, inside, refs)
         counter = ""
+        index = self.body_index(view.graph)
         if body.depth:
-            counter = self.trips[self.body_index(view.graph)] or self.names.fresh("started")
-            self.trips[self.body_index(view.graph)] = counter
+            counter = self.bodies[index].trips or self.names.fresh("started")
+            self.bodies[index] = replace(self.bodies[index], trips=counter, depth=body.depth)
             self.writer.line(f"{counter} = 0")
         self._around.append((view, counter))
         with self.writer.block(self._head(view, refs), where):
             self.actions(body, inside)
+            start = len(self.writer.lines)
             self._end_of_trip(view, body, inside)
+            end = textwrap.dedent("\n".join(self.writer.lines[start:]))
+            self.bodies[index] = replace(self.bodies[index], end=end)
             if counter:
                 self.writer.line(f"{counter} += 1")
         if isinstance(inside, Spread) and body.depth:

@@ -1,7 +1,8 @@
 """Which exception a failed run ends in, and what its notes say.
 
 Several operations may have failed by the time that everything has come to rest. The one to report
-is the earliest in program order: the only one that would have happened in eager order.
+is the earliest in program order: the only one that would have happened in eager order. What comes
+before it in program order and was still to be issued is finished first (``recovery.py``).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from rose_compiler.base.faultmap import FaultMap, Level
@@ -20,16 +21,30 @@ Key = tuple[tuple[int, int], ...]  # (program trip, position in program order) a
 
 @dataclass(frozen=True)
 class Frontier:
-    """How far the coordinator had come: one level a body, with the emitted trips begun in each.
+    """How far the coordinator had come, by body, outermost first.
 
-    ``trip`` is the emitted trip under way, ``whole`` the number of trips of the loop where it is
-    known, that is behind the loop.
+    ``trip`` is the emitted trip under way in each, ``whole`` the number of trips of its loop where
+    that is known, behind the loop. ``frame`` is the emitted function's.
     """
 
     line: int
     levels: tuple[Level, ...]
     trip: tuple[int, ...]
     whole: tuple[int | None, ...]
+    frame: FrameType
+
+    def issued(self, depth: int, order: int) -> int:
+        """The last emitted trip in which what has this order in a body was issued."""
+        return self.trip[depth] - (0 if order < self.levels[depth].order else 1)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The exception to raise and its place in program order."""
+
+    error: BaseException
+    key: Key
+    at: Frontier
 
 
 def frontier(error: BaseException, faults: FaultMap) -> Frontier | None:
@@ -37,20 +52,21 @@ def frontier(error: BaseException, faults: FaultMap) -> Frontier | None:
     tb: TracebackType | None = error.__traceback__
     while tb is not None:
         if tb.tb_frame.f_code.co_filename == faults.filename and tb.tb_lineno in faults.lines:
-            return _frontier(tb.tb_lineno, tb.tb_frame.f_locals, faults)
+            return _frontier(tb.tb_lineno, tb.tb_frame, faults)
         tb = tb.tb_next
     return None
 
 
-def _frontier(line: int, variables: Mapping[str, Any], faults: FaultMap) -> Frontier:
+def _frontier(line: int, frame: FrameType, faults: FaultMap) -> Frontier:
     levels = faults.lines[line]
+    variables: Mapping[str, Any] = frame.f_locals
     trips: list[int] = []
     whole: list[int | None] = []
     for level in levels:
-        count = int(variables.get(faults.trips[faults.sites[level.site].body], 0))
+        count = int(variables.get(faults.bodies[faults.sites[level.site].body].trips, 0))
         trips.append(count + level.epilogue - 1 if level.epilogue else count)
         whole.append(count if level.epilogue else None)
-    return Frontier(line, levels, tuple(trips), tuple(whole))
+    return Frontier(line, levels, tuple(trips), tuple(whole), frame)
 
 
 def line_key(at: Frontier, faults: FaultMap) -> Key:
@@ -67,43 +83,39 @@ def task_key(site_index: int, at: Frontier, faults: FaultMap) -> Key | None:
     key = line_key(at, faults)
     for depth, level in enumerate(at.levels):
         if faults.sites[level.site].body == site.body:
-            trip = _issued(at, depth, site.order) - site.stage
+            trip = at.issued(depth, site.order) - site.stage
             return (*key[:depth], (trip, site.position))
     return None
 
 
-def _issued(at: Frontier, depth: int, order: int) -> int:
-    """The last emitted trip in which what has this order was issued."""
-    return at.trip[depth] - (0 if order < at.levels[depth].order else 1)
-
-
-def earliest(
-    error: BaseException, tasks: Iterable[Task], faults: FaultMap
-) -> tuple[BaseException, Key | None, Frontier | None]:
-    """The exception to raise, its place in program order, and how far the coordinator had come.
+def earliest(error: BaseException, tasks: Iterable[Task], faults: FaultMap) -> Verdict | None:
+    """The exception that comes first in program order; None if that can't be told.
 
     ``error`` is what reached the coordinator, ``tasks`` all that failed. An interrupt wins always.
     """
     at = frontier(error, faults)
     if at is None:
-        return error, None, None
+        return None
     best, best_key = error, line_key(at, faults)
-    if not isinstance(error, Exception):
-        return error, best_key, at
-    for task in tasks:
-        if task.error is None or task.error is error:
-            continue
-        key = task_key(task.site, at, faults)
-        if key is not None and key < best_key:
-            best, best_key = task.error, key
-    return best, best_key, at
+    if isinstance(error, Exception):
+        for task in tasks:
+            if task.error is None or task.error is error:
+                continue
+            key = task_key(task.site, at, faults)
+            if key is not None and key < best_key:
+                best, best_key = task.error, key
+    return Verdict(best, best_key, at)
 
 
-def drift(key: Key, at: Frontier, lost: Counter[int], faults: FaultMap) -> dict[str, int]:
-    """Writes done minus writes that eager order would have done before ``key``, by state.
+def drift(
+    verdict: Verdict, lost: Mapping[int, int], finished: Mapping[int, int], faults: FaultMap
+) -> dict[str, int]:
+    """Writes done minus writes that eager order would have done before the fault, by state.
 
-    ``lost`` counts by site the tasks that failed or were skipped.
+    ``lost`` counts by site the tasks that failed or were skipped, ``finished`` what was done after
+    the fault.
     """
+    key, at = verdict.key, verdict.at
     found: Counter[str] = Counter()
     for depth, (trip, position) in enumerate(key):
         level = at.levels[depth]
@@ -111,30 +123,30 @@ def drift(key: Key, at: Frontier, lost: Counter[int], faults: FaultMap) -> dict[
         for index, site in enumerate(faults.sites):
             if site.body != body or site.position == position or not site.writes:
                 continue
-            done = max(0, _issued(at, depth, site.order) - site.stage + 1)
+            done = max(0, at.issued(depth, site.order) - site.stage + 1)
             whole = at.whole[depth]
             if whole is not None:
                 done = min(done, whole)
             if index == level.site and depth == len(key) - 1 < len(at.levels) - 1:
                 done += 1  # the loop or branch that the coordinator was in: some of it is done
+            done += finished.get(index, 0) - lost.get(index, 0)
             eager = max(0, trip + (1 if site.position < position else 0))
-            difference = done - lost[index] - eager
             for state in site.writes:
-                found[state] += difference
+                found[state] += done - eager
     return {state: n for state, n in found.items() if n}
 
 
-def notes(key: Key | None, at: Frontier | None, lost: Counter[int], faults: FaultMap) -> list[str]:
+def notes(
+    verdict: Verdict, lost: Mapping[int, int], finished: Mapping[int, int], faults: FaultMap
+) -> list[str]:
     """What to add to the exception: where it comes from, and the states that are not as in eager
     order."""
-    if key is None or at is None:
-        return []
-    body = faults.sites[at.levels[len(key) - 1].site].body
-    position = key[-1][1]
-    site = next(s for s in faults.sites if s.body == body and s.position == position)
+    index = _site_of(verdict, faults)
+    site = faults.sites[index]
     place = f" at {site.where}" if site.where is not None else ""
-    lines = [f"raised by {site.name}{place}, line {at.line} of the emitted {faults.filename}"]
-    drifted = drift(key, at, lost, faults)
+    line = _line_of(index, verdict, faults)
+    lines = [f"raised by {site.name}{place}, line {line} of the emitted {faults.filename}"]
+    drifted = drift(verdict, lost, finished, faults)
     for word, sign in (("ahead of", 1), ("behind", -1)):
         states = [
             f"{state} by {abs(n)} write{'' if abs(n) == 1 else 's'}"
@@ -146,3 +158,23 @@ def notes(key: Key | None, at: Frontier | None, lost: Counter[int], faults: Faul
     if not drifted:
         lines.append("every other state is as eager order left it")
     return lines
+
+
+def _site_of(verdict: Verdict, faults: FaultMap) -> int:
+    depth = len(verdict.key) - 1
+    body = faults.sites[verdict.at.levels[depth].site].body
+    position = verdict.key[depth][1]
+    return next(k for k, s in enumerate(faults.sites) if (s.body, s.position) == (body, position))
+
+
+def _line_of(site: int, verdict: Verdict, faults: FaultMap) -> int:
+    """The emitted line that issued an operation."""
+    if verdict.at.levels[-1].site == site:
+        return verdict.at.line
+    order = faults.sites[site].order
+    lines = (
+        line
+        for line, levels in faults.lines.items()
+        if levels[-1].site == site and levels[-1].order == order
+    )
+    return min(lines, default=verdict.at.line)

@@ -56,12 +56,12 @@ class Item:
 
     __slots__ = ("index", "task")
 
-    def __init__(self, task: Task, index: int) -> None:
+    def __init__(self, task: Task | Item, index: int) -> None:
         self.task = task
         self.index = index
 
     def __getitem__(self, index: int) -> Item:
-        return Item(self, index)  # type: ignore[arg-type]
+        return Item(self, index)
 
     @property
     def value(self) -> Any:
@@ -91,9 +91,9 @@ class Lane(Protocol):
 
 def whole_step(shard: Any) -> Callable[[Any], Any]:
     """``shard.step``, or its two halves one after the other for a shard that has no whole."""
-    step = getattr(shard, "step", None)
+    step: Callable[[Any], Any] | None = getattr(shard, "step", None)
     if step is not None:
-        return step  # type: ignore[no-any-return]
+        return step
 
     def step_and_wait(action: Any) -> Any:
         shard.step_async(action)

@@ -15,6 +15,7 @@ from rose_compiler.base.profile import Span, Timeline
 from rose_compiler.runtime import buffers, faults
 from rose_compiler.runtime.events import StreamLane, Streams, TorchStreams
 from rose_compiler.runtime.lanes import InlineLane, Lane, ThreadLane
+from rose_compiler.runtime.recovery import Finisher
 from rose_compiler.runtime.remote import HostLane, ShardLane
 
 #: Seconds that lanes get to come to rest after a fault; what runs longer is left behind.
@@ -131,19 +132,33 @@ class Runtime:
     # Faults.
 
     def fault(self, error: BaseException, faultmap: FaultMap) -> None:
-        """Come to rest after ``error`` and add notes to the exception that the run ends in.
+        """Come to rest after ``error``, finish what comes before it in program order, and add notes
+        to the exception that the run ends in.
 
         Returns if that is ``error`` itself, for the caller to raise on. Raises another one that
         comes before it in program order.
         """
         self._broken = True
         stuck = self._settle_all()
-        tasks = [task for lane in self._lanes.values() for task in lane.failed]
-        first, key, at = faults.earliest(error, tasks, faultmap)
-        lost = Counter(task.site for task in tasks)
-        lost.update(task.site for lane in self._lanes.values() for task in lane.skipped)
-        for line in faults.notes(key, at, lost, faultmap):
-            first.add_note(f"rose: {line}")
+        lanes = tuple(self._lanes.values())
+        tasks = [task for lane in lanes for task in lane.failed]
+        lost = Counter(task.site for lane in lanes for task in (*lane.failed, *lane.skipped))
+        for task in tasks:
+            _apart(task.error, error)
+        verdict = faults.earliest(error, tasks, faultmap)
+        first = error
+        if verdict is not None:
+            finished: Counter[int] = Counter()
+            if isinstance(error, Exception) and not stuck:
+                for lane in lanes:
+                    lane.failed.clear()
+                    lane.skipped.clear()
+                finisher = Finisher(verdict, faultmap)
+                verdict, finished = finisher.run(), finisher.finished
+            first = verdict.error
+            _apart(first, error)
+            for line in faults.notes(verdict, lost, finished, faultmap):
+                first.add_note(f"rose: {line}")
         for name in stuck:
             first.add_note(f"rose: lane {name} did not come to rest in {GRACE:g} s; it was left")
         if first is not error:
@@ -213,6 +228,14 @@ def _child(value: Any, name: str) -> Any:
     if isinstance(value, dict) and name in value:
         return value[name]
     return getattr(value, name)
+
+
+def _apart(error: BaseException | None, other: BaseException) -> None:
+    """Take ``other`` out of the context of an exception that was raised while it was handled."""
+    while error is not None and error is not other:
+        if error.__context__ is other:
+            error.__context__ = None
+        error = error.__context__
 
 
 def _raise_as_it_was(error: BaseException) -> NoReturn:
