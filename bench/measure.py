@@ -23,6 +23,8 @@ from bench.quiet import Bystanders
 
 #: Seconds a trial lasts at least.
 MIN_TRIAL = 0.5
+#: Copies that run at once to measure capacity.
+COPIES = 2
 #: Share of all cores that other processes may take during a trial.
 NOISE = 0.08
 
@@ -117,9 +119,10 @@ def bounds(work: Sequence[float], capacity: float, critical_path: float) -> list
     """Least possible seconds an iteration, trial by trial: max(critical path, work / capacity).
 
     `work`: seconds an iteration takes with everything on one core. `capacity`: how much work the
-    cores do together, in units of one alone. `critical_path`: seconds of what must follow upon
-    each other.
+    cores do together, in units of one alone; noise may put it above their number. `critical_path`:
+    seconds of what must follow upon each other.
     """
+    capacity = min(capacity, COPIES)
     return [max(critical_path, seconds / capacity) for seconds in work]
 
 
@@ -203,7 +206,7 @@ def capacity(setup: str, repeats: int = 3, seconds: float = 1.0, retries: int = 
     while len(found) < repeats:
         bystanders.start()
         (alone,) = rates([setup], seconds)
-        both = sum(rates([setup, setup], seconds))
+        both = sum(rates([setup] * COPIES, seconds))
         if bystanders.share() > NOISE and retries > 0:
             retries -= 1
             continue

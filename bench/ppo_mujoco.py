@@ -81,11 +81,11 @@ class Result:
         """E1 / bound."""
         return measure.ratio(self.scores["E1"], self.bound)
 
-    def room_used(self) -> Estimate | None:
-        """(E1 - compiled) / (E1 - bound), in percent; None where E1 / bound is under 1.1."""
-        if "compiled" not in self.scores or self.room().median < 1.1:
+    def room_used(self, fast: str) -> Estimate | None:
+        """(E1 - fast) / (E1 - bound), in percent; None where E1 / bound is under 1.1."""
+        if self.room().median < 1.1:
             return None
-        used = measure.room_used(self.scores["E1"], self.scores["compiled"], self.bound)
+        used = measure.room_used(self.scores["E1"], self.scores[fast], self.bound)
         return Estimate(100 * used.median, 100 * used.low, 100 * used.high)
 
 
@@ -273,57 +273,48 @@ def _settle(compiled: Any, step: Callable[[], None]) -> float:
     return perf_counter() - start
 
 
-def tables(results: list[Result]) -> list[Table]:
-    """Times, and ratios with their intervals below; a row a shape."""
-    times = _table("ms an iteration", *TIMES, "bound", "tuned s")
-    for r in results:
-        cells = [
-            f"{1e3 * float(np.median(r.scores[name])):.0f}" if name in r.scores else "-"
-            for name in TIMES
-        ]
-        bound = f"{1e3 * float(np.median(r.bound)):.0f}"
-        times.add_row(r.shape, *cells, bound, "-" if r.tuned is None else f"{r.tuned:.0f}")
-    ratios = _table(
-        "ratios of neighbouring trials: median, bootstrap 95% interval",
-        *("E1/bound", "E1/H", "E0/compiled", "E1/compiled", "H/compiled"),
-        *("rollout E1/H", "rollout E1/compiled", "rollout H/compiled", "room used %"),
-    )
-    for r in results:
-        used = r.room_used()
-        ratios.add_row(
-            r.shape,
-            _cell(r.room()),
-            _cell(r.ratio("E1", "H")),
-            _cell(r.ratio("E0", "compiled")),
-            _cell(r.ratio("E1", "compiled")),
-            _cell(r.ratio("H", "compiled")),
-            _cell(r.ratio("E1 rollout", "H rollout")),
-            _cell(r.ratio("E1 rollout", "compiled rollout")),
-            _cell(r.ratio("H rollout", "compiled rollout")),
-            _cell(used, digits=0) if used or "compiled" not in r.scores else "no room",
-        )
-    return [times, ratios]
-
-
 TIMES = (
     *("E0", "E1", "H", "compiled"),
     *("E0 rollout", "E1 rollout", "H rollout", "compiled rollout"),
 )
+RATIOS = (
+    *(("E1", "H"), ("E0", "compiled"), ("E1", "compiled"), ("H", "compiled")),
+    *(("E1 rollout", "H rollout"), ("E1 rollout", "compiled rollout")),
+    ("H rollout", "compiled rollout"),
+)
 
 
-def _table(title: str, *columns: str) -> Table:
-    made = Table(title=title, title_justify="left")
-    made.add_column("shape")
-    for name in columns:
-        made.add_column(name, justify="right", min_width=min(10, len(name)))
+def table(results: list[Result]) -> Table:
+    """A column a shape: times, then ratios of neighbouring trials with their intervals."""
+    made = Table(title="PPO on HalfCheetah", title_justify="left")
+    made.add_column("")
+    for r in results:
+        made.add_column(r.shape, justify="right")
+    for name in TIMES:
+        made.add_row(
+            f"{name}, ms",
+            *(_milliseconds(r.scores[name]) if name in r.scores else "-" for r in results),
+        )
+    made.add_row("bound, ms", *(_milliseconds(r.bound) for r in results), end_section=True)
+    made.add_row("E1 / bound", *(str(r.room()) for r in results))
+    for slow, fast in RATIOS:
+        cells = (r.ratio(slow, fast) for r in results)
+        made.add_row(f"{slow} / {fast}", *("-" if x is None else str(x) for x in cells))
+    for fast in ("H", "compiled"):
+        made.add_row(f"room used by {fast}, %", *(_share(r, fast) for r in results))
+    made.add_row("tuned, s", *("-" if r.tuned is None else f"{r.tuned:.0f}" for r in results))
     return made
 
 
-def _cell(estimate: Estimate | None, digits: int = 2) -> str:
-    if estimate is None:
+def _milliseconds(scores: list[float]) -> str:
+    return f"{1e3 * float(np.median(scores)):.0f}"
+
+
+def _share(r: Result, fast: str) -> str:
+    if fast not in r.scores:
         return "-"
-    middle, low, high = (f"{x:.{digits}f}" for x in asdict(estimate).values())
-    return f"{middle}\n{low}..{high}"
+    used = r.room_used(fast)
+    return "no room" if used is None else f"{used.median:.0f} [{used.low:.0f}, {used.high:.0f}]"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -345,8 +336,8 @@ def main(argv: list[str] | None = None) -> None:
 
     status = Console(stderr=True)
     console = Console()
-    if console.width < 120:
-        console = Console(width=120)
+    if console.width < 110:
+        console = Console(width=110)
     results = []
     for shape in shapes:
         with status.status(shape) as line:
@@ -355,8 +346,7 @@ def main(argv: list[str] | None = None) -> None:
             )
         if args.json is not None:  # after each shape: a long run that is cut short keeps the rest
             args.json.write_text(json.dumps(_data(results), indent=1) + "\n", encoding="utf-8")
-    for made in tables(results):
-        console.print(made)
+    console.print(table(results))
     for r in results:
         console.print(_describe(r), highlight=False)
     console.print(measure.machine(), highlight=False)

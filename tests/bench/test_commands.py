@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import bench
 from bench import ppo_mujoco
 from bench.loops import SHAPES
 from bench.measure import Estimate
-from bench.ppo_mujoco import Result, tables
+from bench.ppo_mujoco import Result, table
 
 MODULES = [m.name for m in pkgutil.iter_modules(bench.__path__)]
 
@@ -39,8 +40,7 @@ def made_up(compiled: float | None, bound: float = 1.0) -> Result:
 def printed(*results: Result) -> str:
     console = Console(width=160)
     with console.capture() as captured:
-        for table in tables(list(results)):
-            console.print(table)
+        console.print(table(list(results)))
     return captured.get()
 
 
@@ -48,24 +48,32 @@ def test_ratios_and_room() -> None:
     result = made_up(1.25)
     assert result.room() == Estimate(2.0, 2.0, 2.0)
     assert result.ratio("E1", "compiled") == Estimate(1.6, 1.6, 1.6)
-    used = result.room_used()
+    used = result.room_used("compiled")
     assert used is not None
     assert used.median == 75.0
-    text = printed(result)
-    for cell in ("2000", "1400", "1250", "1.60", "1.43", "75", "12"):
-        assert cell in text
+    rows = dict(re.findall(r"^│ (.*?) +│ +(.*?) │$", printed(result), re.MULTILINE))
+    assert rows["E1, ms"] == "2000"
+    assert rows["compiled, ms"] == "1250"
+    assert rows["bound, ms"] == "1000"
+    assert rows["E1 / compiled"] == "1.60 [1.60, 1.60]"
+    assert rows["E1 rollout / H rollout"] == "1.50 [1.50, 1.50]"
+    assert rows["room used by H, %"] == "60 [60, 60]"
+    assert rows["room used by compiled, %"] == "75 [75, 75]"
+    assert rows["tuned, s"] == "12"
 
 
 def test_what_was_not_compiled_is_a_dash() -> None:
     result = made_up(None)
     assert result.ratio("E1", "compiled") is None
-    assert result.room_used() is None
-    assert "-" in printed(result)
+    rows = dict(re.findall(r"^│ (.*?) +│ +(.*?) │$", printed(result), re.MULTILINE))
+    for name in ("compiled, ms", "E1 / compiled", "room used by compiled, %", "tuned, s"):
+        assert rows[name] == "-"
+    assert rows["E1 / H"] == "1.43 [1.43, 1.43]"
 
 
 def test_a_row_without_room_says_so() -> None:
     result = made_up(1.95, bound=1.9)
-    assert result.room_used() is None
+    assert result.room_used("compiled") is None
     assert "no room" in printed(result)
 
 

@@ -42,6 +42,7 @@ def test_ratio_refuses_scores_that_are_not_paired() -> None:
 
 def test_bound_is_the_larger_of_critical_path_and_shared_work() -> None:
     assert bounds([1.0, 2.0, 4.0], capacity=2.0, critical_path=0.9) == [0.9, 1.0, 2.0]
+    assert bounds([4.0], capacity=2.3, critical_path=0.9) == [2.0]
 
 
 def test_room_used_is_the_share_of_the_way_to_the_bound() -> None:
