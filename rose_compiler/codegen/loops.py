@@ -165,8 +165,9 @@ class Function(Operations):
                 for p, v in zip(view.carried, view.carried_next, strict=True)
             )
             return
-        for name, source in inside.copies():
-            self.writer.line(f"{name} = {source}")
+        if epilogue == 0 or epilogue < body.depth:  # nothing reads copies behind the last trip
+            for name, source in inside.copies():
+                self.writer.line(f"{name} = {source}")
         updates = inside.updates()
         for stage in sorted({c.stage for c in updates}):
             if stage < epilogue:
