@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import types
 from typing import Any
 
-import numpy as np
-import torch
 import torch.fx as fx
 
-from rose_compiler.frontend.block_rows import NotKept, kept_rows
-from rose_compiler.frontend.record import Example, Record
+from rose_compiler.base.remarks import Blocker
+from rose_compiler.frontend.record import Example, Record, spec_of
 from rose_compiler.frontend.scope import Static
+from rose_compiler.frontend.separable import NOT_STATIC, separable_block
 from rose_compiler.ir import facts
 from rose_compiler.ir.ops import Op
 from rose_compiler.ir.program import Program, is_call, is_item, is_state, op_of
-from rose_compiler.ir.separable import row_axes
+from rose_compiler.ir.separable import any_rows, row_axes
 
 
 def annotate(program: Program, record: Record, examples: dict[str, Any]) -> None:
@@ -59,7 +59,8 @@ def _prove(node: fx.Node, rows: int, record: Record, examples: dict[str, Any]) -
         return
     if op.kind == "graph":
         assert op.body is not None
-        axes = row_axes(op.body, batched)
+        loose = any_rows(op.body, batched)
+        axes = row_axes(op.body if isinstance(loose, Blocker) else loose, batched)
         if not axes:
             op.attributes["rows"] = batched  # for passes that take a draw out and try again
     else:
@@ -74,29 +75,28 @@ def _block_axes(
     """The proof for a pure block, from its statements."""
     if example is None or not op.signature.pure:
         return {}
-    ranks = {
-        name: np.ndim(value)
-        for name, value in zip(op.signature.params, example.args, strict=True)
-        if isinstance(value, (torch.Tensor, np.ndarray, int, float, bool, np.generic))
+    specs = {
+        name: spec_of(value) for name, value in zip(op.signature.params, example.args, strict=True)
     }
     space = op.attributes["globals"]
 
     def resolve(expression: ast.expr) -> Any:
         if isinstance(expression, ast.Name):
             if expression.id in op.signature.params:
-                return None
-            return space.get(expression.id)
+                return NOT_STATIC
+            return space.get(expression.id, getattr(builtins, expression.id, NOT_STATIC))
         if isinstance(expression, ast.Attribute):
             owner = resolve(expression.value)
             if isinstance(owner, types.ModuleType):
-                return getattr(owner, expression.attr, None)
-        return None
+                return getattr(owner, expression.attr, NOT_STATIC)
+        return NOT_STATIC
 
-    try:
-        kept = kept_rows(op.attributes["stmts"], batched, ranks, resolve)
-    except NotKept:
+    kept = separable_block(op.attributes["stmts"], batched, resolve, specs)
+    if isinstance(kept, Blocker):
         return {}
-    results = {f"return.{k}": 0 for k, name in enumerate(op.attributes["outputs"]) if name in kept}
+    results = {
+        f"return.{k}": kept[name] for k, name in enumerate(op.attributes["outputs"]) if name in kept
+    }
     return {**batched, **results} if results else {}
 
 
