@@ -99,6 +99,7 @@ class BlockMaker:
                 "outputs": tuple(outputs),
                 "globals": scope.source.globals,
                 "owner": scope.source.owner,
+                "changes": self.lowering.session.changes,
                 "statics": statics,
                 "maybe_unbound": tuple(maybe_unbound_inputs),
                 "conditional": tuple(conditional),

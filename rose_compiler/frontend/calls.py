@@ -164,7 +164,15 @@ class CallLowering(Callees):
         else:
             statement = copy.copy(statement)
             statement.value = made  # type: ignore[attr-defined]
-        self.blocks.emit([statement], scope, builder, live or set(), kind="component", stem=stem)
+        self.blocks.emit(
+            [statement],
+            scope,
+            builder,
+            live or set(),
+            kind="component",
+            stem=stem,
+            attributes={"declared": components.declared(target.value)},
+        )
         for each in (*names, *more):
             scope.bindings.pop(each, None)
         return scope.bindings.pop(result) if result else None

@@ -52,6 +52,7 @@ class Changes:
     globals: set[tuple[int, str]] = field(default_factory=set)
     cells: set[int] = field(default_factory=set)
     names: set[str] = field(default_factory=set)  # every attribute name that is read
+    methods: set[str] = field(default_factory=set)  # of any class of the user's within reach
     anything: bool = False  # an attribute is set by a name that is not known
 
     def attribute(self, owner: Any, name: str) -> bool:
@@ -188,6 +189,8 @@ class _Finder:
             if harmless and not source.is_user_type(base):
                 continue
             for name, raw in list(base.__dict__.items()):
+                if not name.startswith("__") and callable(getattr(base, name, None)):
+                    self.changes.methods.add(name)
                 special = name.startswith("__") and name.endswith("__")
                 if name in self.changes.names or name == "forward" or special:
                     for fn in _functions_in(raw):

@@ -1,78 +1,94 @@
-"""Effects of one call inside a block."""
+"""Effects of one call inside a block: what is called, and what the user's own functions do."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import types
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rose_compiler.frontend import components, known, liveness, source
-from rose_compiler.frontend.effects_val import (
-    FRESH,
-    MAX_DEPTH,
-    Val,
-    from_closure,
-    simulator_effects,
-)
-from rose_compiler.frontend.scope import NOT_STATIC
-from rose_compiler.ir.effects import GLOBAL_STATES
+from rose_compiler.frontend.attributes import NOT_STATIC
+from rose_compiler.frontend.effects_declared import declared_call
+from rose_compiler.frontend.effects_known import PARAMETERS, apply, parameters, structured
+from rose_compiler.frontend.effects_types import by_name, method_type, pure_builtin, result_type
+from rose_compiler.frontend.effects_val import FRESH, MAX_DEPTH, Val, joined
+from rose_compiler.frontend.known_modules import has_hooks
+from rose_compiler.frontend.modes import undecorated
+from rose_compiler.frontend.simulators import simulator_effects
 
 if TYPE_CHECKING:
-    from rose_compiler.frontend.effects_of import Walker
-    from rose_compiler.frontend.known_base import KnownEffects
+    from rose_compiler.frontend.effects_expr import ExpressionWalker as Walker
 
 
 def call(walker: Walker, node: ast.Call) -> Val:
     """The effects of a call, and what its result may share memory with."""
-    starred = any(isinstance(a, ast.Starred) for a in node.args) or any(
-        k.arg is None for k in node.keywords
-    )
     receiver = FRESH
-    target: Any = NOT_STATIC
     name = ast.unparse(node.func)
+    if isinstance(node.func, ast.Name) and node.func.id == "super":
+        return _super(walker, node)
     if isinstance(node.func, ast.Attribute):
         receiver = walker.expr(node.func.value, load=False)
-        if receiver.static:
-            found = walker.attribute_object(receiver, node.func.attr)
-            target = found
-        elif receiver.type is not None:
-            target = NOT_STATIC
+        target = walker.attribute(node.func).obj if receiver.static else NOT_STATIC
+        if isinstance(receiver.obj, super):
+            owner: Any = receiver.obj.__self__  # type: ignore[attr-defined]
+            receiver = Val(receiver.places, owner, type(owner))
     else:
         value = walker.expr(node.func, load=False)
         target = value.obj
-        receiver = Val(value.places, value.obj, value.type) if callable_object(value.obj) else FRESH
-    positional = [walker.expr(a.value if isinstance(a, ast.Starred) else a) for a in node.args]
+        holder = getattr(target, "__self__", None)
+        if holder is not None and not isinstance(holder, (type, types.ModuleType)):
+            receiver = walker.live(holder, value.places)
+    if target is not NOT_STATIC and _callable_object(target):
+        receiver = walker.live(target, receiver.places) if receiver.static else FRESH
+        if isinstance(node.func, ast.Name):
+            receiver = walker.expr(node.func, load=False)
+    positional, starred = _positional(walker, node)
     keywords = {k.arg or "**": walker.expr(k.value) for k in node.keywords}
-    types = tuple(a.type for a in positional)
-    keyword_types = {k: v.type for k, v in keywords.items()}
+    if "**" in keywords:
+        inner = keywords.pop("**")
+        if isinstance(inner.items, dict):
+            keywords |= inner.items
+        else:
+            starred = True
+            keywords["**"] = inner
     if target is not NOT_STATIC:
-        return static_call(
-            walker,
-            node,
-            name,
-            target,
-            receiver,
-            positional,
-            keywords,
-            types,
-            keyword_types,
-            starred,
-        )
-    if isinstance(node.func, ast.Attribute) and receiver.type is not None:
-        effects = known.effects_of_method(receiver.type, node.func.attr, types, keyword_types)
-        if effects is not None:
-            return apply(
-                walker,
-                effects,
-                receiver,
-                positional,
-                keywords,
-                _method_type(receiver, node.func.attr, effects),
-            )
-        return walker.unknown(f"`{name}` of a {receiver.type.__name__}", node)
+        return static_call(walker, node, name, target, receiver, positional, keywords, starred)
+    if isinstance(node.func, ast.Attribute):
+        return method_call(walker, node, name, receiver, positional, keywords, starred)
     return walker.unknown(f"`{name}`", node)
+
+
+def _positional(walker: Walker, node: ast.Call) -> tuple[list[Val], bool]:
+    """Positional arguments; whether their number is not known."""
+    found: list[Val] = []
+    starred = False
+    for argument in node.args:
+        if not isinstance(argument, ast.Starred):
+            found.append(walker.expr(argument))
+            continue
+        inner = walker.expr(argument.value)
+        if isinstance(inner.items, tuple):
+            found.extend(inner.items)
+        else:
+            found.append(walker.iterate(inner, argument))
+            starred = True
+    return found, starred
+
+
+def _super(walker: Walker, node: ast.Call) -> Val:
+    """``super()`` of a method whose receiver is known."""
+    if len(node.args) == 2:
+        cls, owner = (walker.expr(a, load=False) for a in node.args)
+    else:
+        cls = walker.name(ast.Name("__class__", ast.Load()))
+        owner = next(iter(walker.bindings.values()), FRESH)
+    if not owner.static or not isinstance(cls.obj, type) or not isinstance(owner.obj, cls.obj):
+        return walker.unknown("`super()`", node)
+    return Val(owner.places, super(cls.obj, owner.obj), super, shares=owner.shares)
 
 
 def static_call(
@@ -83,293 +99,270 @@ def static_call(
     receiver: Val,
     positional: list[Val],
     keywords: dict[str, Val],
-    types: tuple[type | None, ...],
-    keyword_types: dict[str, type | None],
     starred: bool,
 ) -> Val:
     """A call of a live object."""
     declared = components.declared(target)
-    simulator = components.simulator_of_step(target)
     if declared is not None:
         return declared_call(walker, node, target, declared, receiver, positional, keywords)
-    if simulator is not None:
+    simulator = receiver.obj if components.is_simulator(receiver.obj) else None
+    if simulator is not None and components.simulator_of_step(target) is not None:
         walker.read(receiver)
-        walker.write(receiver)
-        for state in simulator_effects(simulator, None):
-            walker.out.reads.setdefault(state)
-            walker.out.writes.setdefault(state)
+        walker.write_inside(receiver)
+        _process_wide(walker, simulator)
         walker.out.calls.add("step")
-        return FRESH
-    effects = known.effects_of_callable(target, None, types, keyword_types)
-    if effects is not None and effects.if_traced and not walker.trust_modules(target):
-        effects = None
-    if effects is not None:
-        return apply(walker, effects, receiver, positional, keywords, _result_type(target, effects))
-    if any(target is builtin for builtin in _CONVERSIONS):
-        # of a value whose type is not known; conversions are taken to have no effects
-        for value in (*positional, *keywords.values()):
-            walker.read(value)
         walker.out.may_raise = True
-        return Val(type=target if isinstance(target, type) else None)
-    function = components.plain(target)
-    if function is not None and not starred and source.is_user_code(function):
-        return user_call(walker, node, name, target, receiver, positional, keywords)
+        return FRESH
     if isinstance(target, torch.nn.Module):
         return module_call(walker, node, name, target, receiver, positional, keywords)
+    kinds = tuple(a.type for a in positional)
+    effects = known.effects_of_callable(
+        target, None, kinds, {k: v.type for k, v in keywords.items()}
+    )
+    if effects is not None and not effects.if_traced:
+        if simulator is not None:
+            _process_wide(walker, simulator)
+        if isinstance(receiver.obj, torch.nn.Module) and target.__name__ in PARAMETERS:
+            return parameters(walker, receiver.obj, target.__name__)
+        found = apply(walker, effects, receiver, positional, keywords)
+        return structured(
+            target, getattr(target, "__name__", ""), receiver, positional, found
+        ) or Val(
+            found.places,
+            NOT_STATIC,
+            result_type(target, effects),
+            shares=found.shares,
+            modules=found.modules,
+        )
+    if pure_builtin(target):
+        made = structured(target, target.__name__, receiver, positional, FRESH)
+        places = frozenset(p for v in positional for p in v.all_places)
+        return made or Val(
+            frozenset() if target in _NEW_VALUES else places,
+            NOT_STATIC,
+            result_type(target, None),
+        )
+    if isinstance(target, type) and source.is_user_type(target):
+        return construct(walker, node, name, target, positional, keywords, starred)
+    function = components.plain(target)
+    if function is not None:
+        return user_call(walker, node, name, target, receiver, positional, keywords, starred)
+    if _callable_object(target) and source.is_user_type(type(target)):
+        method = inspect.getattr_static(type(target), "__call__", None)
+        if isinstance(method, types.FunctionType):
+            bound = method.__get__(target)
+            return user_call(walker, node, name, bound, receiver, positional, keywords, starred)
     return walker.unknown(f"`{name}`", node)
 
 
-_CONVERSIONS = (float, int, bool, str, repr, len, abs, round, min, max, sum, sorted, list, tuple)
+_NEW_VALUES = (float, int, bool, str, bytes, complex, len, repr, round, abs, hash, sum, any, all)
+
+
+def _process_wide(walker: Walker, simulator: Any) -> None:
+    """The user's own environments may draw from the process's generators."""
+    for state in simulator_effects(simulator, None):
+        walker.out.reads.setdefault(state)
+        walker.out.writes.setdefault(state)
+
+
+def method_call(
+    walker: Walker,
+    node: ast.Call,
+    name: str,
+    receiver: Val,
+    positional: list[Val],
+    keywords: dict[str, Val],
+    starred: bool,
+) -> Val:
+    """A method of a value: by its type, or by the method's name where that tells."""
+    assert isinstance(node.func, ast.Attribute)
+    attr = node.func.attr
+    kinds = tuple(a.type for a in positional)
+    keyword_kinds = {k: v.type for k, v in keywords.items()}
+    if receiver.type is None:
+        effects = by_name(walker.around.changes, attr, kinds, keyword_kinds)
+        if effects is None:
+            return walker.unknown(f"`{name}`", node)
+        return apply(walker, effects, receiver, positional, keywords)
+    effects = known.effects_of_method(receiver.type, attr, kinds, keyword_kinds)
+    if effects is not None:
+        found = apply(walker, effects, receiver, positional, keywords)
+        made = structured(None, attr, receiver, positional, found)
+        result = method_type(receiver, attr)
+        return made or Val(found.places, NOT_STATIC, result, shares=found.shares)
+    kind = receiver.type
+    raw = inspect.getattr_static(kind, attr, None)
+    if isinstance(raw, classmethod):
+        raw, receiver = raw.__func__, Val(obj=kind, type=type(kind))
+    elif isinstance(raw, staticmethod):
+        function = raw.__func__
+        return user_call(walker, node, name, function, FRESH, positional, keywords, starred)
+    if isinstance(raw, types.FunctionType) and source.is_user_type(kind):
+        return user_call(walker, node, name, raw, receiver, positional, keywords, starred, True)
+    return walker.unknown(f"`{name}` of a {kind.__name__}", node)
+
+
+def property_call(walker: Walker, node: ast.Attribute, raw: property, base: Val) -> Val:
+    """Reading a property that the user wrote."""
+    name = f"property `{node.attr}`"
+    if not isinstance(raw.fget, types.FunctionType):
+        return walker.unknown(name, node)
+    return user_call(walker, node, name, raw.fget, base, [], {}, False, True)
+
+
+def construct(
+    walker: Walker,
+    node: ast.Call,
+    name: str,
+    cls: type,
+    positional: list[Val],
+    keywords: dict[str, Val],
+    starred: bool,
+) -> Val:
+    """A new object of a class of the user's: its ``__init__`` is walked; it holds its arguments."""
+    held = frozenset(p for v in (*positional, *keywords.values()) for p in v.all_places)
+    made = Val(held, NOT_STATIC, cls)
+    init = inspect.getattr_static(cls, "__init__", None)
+    if type(cls) is not type or inspect.getattr_static(cls, "__new__", None) is not _OBJECT_NEW:
+        return walker.unknown(f"`{name}`", node)
+    if isinstance(init, types.FunctionType):
+        if source.tree(init) is None and hasattr(cls, "__dataclass_fields__"):
+            after = inspect.getattr_static(cls, "__post_init__", None)
+            if after is None:
+                return made
+            return walker.unknown(f"`{name}` (its `__post_init__`)", node)
+        user_call(walker, node, name, init, Val(type=cls), positional, keywords, starred, True)
+        return made
+    return made if init is object.__init__ else walker.unknown(f"`{name}`", node)
+
+
+_OBJECT_NEW = inspect.getattr_static(object, "__new__")
 
 
 def module_call(
     walker: Walker,
-    node: ast.Call,
+    node: ast.AST,
     name: str,
     module: torch.nn.Module,
     receiver: Val,
     positional: list[Val],
     keywords: dict[str, Val],
 ) -> Val:
-    """A module with a forward of the user's own: its source is walked like any function's."""
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
-        return walker.unknown(f"`{name}` (it has hooks)", node)
-    forward = type(module).forward
-    if type(module).__call__ is not torch.nn.Module.__call__ or "forward" in vars(module):
-        return walker.unknown(f"`{name}`", node)
-    if not source.is_user_code(forward):
-        return walker.unknown(f"`{name}`", node)
+    """A call of a module: by its kind, or by walking a forward of the user's own."""
+    inner = getattr(module, "_orig_mod", None)
+    if type(module).__name__ == "OptimizedModule" and isinstance(inner, torch.nn.Module):
+        inside = walker.live(inner, receiver.places)
+        return module_call(walker, node, name, inner, inside, positional, keywords)
+    kinds = tuple(a.type for a in positional)
+    effects = known.effects_of_callable(
+        module, None, kinds, {k: v.type for k, v in keywords.items()}
+    )
     walker.out.calls.add("module")
-    return user_call(walker, node, name, module.forward, receiver, positional, keywords)
+    if effects is not None and not effects.if_traced:
+        found = apply(walker, effects, receiver, positional, keywords)
+        return Val(found.places, NOT_STATIC, torch.Tensor, shares=found.shares)
+    forward = type(module).forward
+    plain = type(module).__call__ is torch.nn.Module.__call__ and "forward" not in vars(module)
+    if has_hooks(module):
+        return walker.unknown(f"`{name}` (it has hooks)", node)
+    if not plain or not isinstance(forward, types.FunctionType):
+        return walker.unknown(f"`{name}`", node)
+    names, entry = walker.around.names, walker.around.entry
+    for state in names.part(module, "mode"):
+        walker.out.reads.setdefault(entry(state))
+    return user_call(walker, node, name, module.forward, receiver, positional, keywords, False)
 
 
 def user_call(
     walker: Walker,
-    node: ast.Call,
+    node: ast.AST,
     name: str,
     target: Any,
     receiver: Val,
     positional: list[Val],
     keywords: dict[str, Val],
+    starred: bool,
+    method: bool = False,
 ) -> Val:
-    """Walk the source of a function that the user wrote."""
+    """Walk the source of a function that the user wrote; ``method`` passes the receiver to it."""
     function = components.plain(target)
     assert function is not None
+    function, _ = undecorated(function)
     if function.__code__ in walker.chain or len(walker.chain) >= MAX_DEPTH:
         return walker.unknown(f"`{name}` (too deep)", node)
-    try:
-        inner = source.read(target)
-        signature = inspect.signature(function)
-    except Exception:  # no source: nothing is known of it
+    if not source.is_user_code(function):
         return walker.unknown(f"`{name}`", node)
-    given = [receiver, *positional] if inner.bound is not None else positional
+    tree = source.tree(function)
+    if not isinstance(tree, ast.FunctionDef) or inspect.isgeneratorfunction(function):
+        return walker.unknown(f"`{name}`", node)
+    bound_self = getattr(target, "__self__", None)
+    if isinstance(bound_self, type):
+        receiver = Val(obj=bound_self, type=type(bound_self))
+    given = [receiver, *positional] if method or bound_self is not None else positional
+    bindings = _bind(function, given, keywords, starred)
+    if bindings is None:
+        walker.out.may_raise = True
+        return FRESH
+    parts = function.__qualname__.split(".")
+    nested = type(walker)(
+        walker.around,
+        function.__globals__,
+        bindings,
+        _closure(function),
+        (*walker.chain, function.__code__),
+        parts[-2] if len(parts) > 1 and parts[-2] != "<locals>" else None,
+    )
+    # names the callee assigns are local to it from its first line
+    for local in set(liveness.assigned(tree.body)) - set(bindings):
+        nested.bindings.setdefault(local, FRESH)
+    nested.statements(tree.body)
+    return joined(nested.returned) if nested.returned else Val(type=type(None))
+
+
+def _bind(
+    function: types.FunctionType, given: list[Val], keywords: Mapping[str, Val], starred: bool
+) -> dict[str, Val] | None:
+    """What each parameter stands for; ``None`` if the arguments do not fit."""
+    signature = inspect.signature(function)
+    bindings: dict[str, Val] = {}
+    if starred:
+        anything = Val(frozenset(p for v in (*given, *keywords.values()) for p in v.all_places))
+        first = given[:1] if given else []
+        for position, each in enumerate(signature.parameters):
+            bindings[each] = first[0] if position == 0 and first else anything
+        return bindings
     try:
         bound = signature.bind(*given, **keywords)
     except TypeError:
-        walker.out.may_raise = True
-        return FRESH
-    bindings: dict[str, Val] = {}
+        return None
     for parameter in signature.parameters.values():
         if parameter.name in bound.arguments:
             value = bound.arguments[parameter.name]
-            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                parts = value.values() if isinstance(value, dict) else value
-                value = Val(frozenset(p for v in parts for p in v.places))
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                value = Val(type=tuple, items=tuple(value))
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                value = Val(type=dict, items=dict(value))
             bindings[parameter.name] = value
-        elif parameter.default is not parameter.empty:
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            bindings[parameter.name] = Val(type=tuple, items=())
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            bindings[parameter.name] = Val(type=dict, items={})
+        else:
             bindings[parameter.name] = Val(obj=parameter.default, type=type(parameter.default))
-    nested = type(walker)(
-        walker.names,
-        function.__globals__,
-        bindings,
-        walker.out,
-        from_closure(inner),
-        (*walker.chain, function.__code__),
-        walker.leaves,
-    )
-    # names the callee assigns are local to it from its first line
-    for local in set(liveness.assigned(inner.node.body)) - set(bindings):
-        nested.bindings.setdefault(local, FRESH)
-    nested.statements(inner.node.body)
-    places = frozenset(p for v in nested.returned for p in v.places)
-    types = {v.type for v in nested.returned}
-    return Val(places, NOT_STATIC, types.pop() if len(types) == 1 else None)
+    return bindings
 
 
-_PLAIN_DECORATORS = {
-    "torch.no_grad()",
-    "torch.inference_mode()",
-    "staticmethod",
-    "classmethod",
-    "torch.no_grad",
-    "property",
-}
+def _closure(function: types.FunctionType) -> dict[str, Any]:
+    """The free variables of a function as they are now."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:
+            continue
+    return found
 
 
-def declared_call(
-    walker: Walker,
-    node: ast.Call,
-    target: Any,
-    declared: components.Declaration,
-    receiver: Val,
-    positional: list[Val],
-    keywords: dict[str, Val],
-) -> Val:
-    """A call whose author stated its effects."""
-    function = components.plain(target)
-    assert function is not None
-    names = list(inspect.signature(function).parameters)
-    bound = getattr(target, "__self__", None) is not None
-    values = (
-        dict(zip(names, [receiver, *positional] if bound else positional, strict=False)) | keywords
-    )
-    for write, entries in ((False, declared.reads), (True, declared.writes)):
-        if entries is None:
-            return walker.unknown(
-                f"`{ast.unparse(node.func)}` (its declaration leaves effects open)", node
-            )
-        for entry in entries:
-            root, _, path = entry.partition(".")
-            record = walker.out.writes if write else walker.out.reads
-            if root.startswith("rng:") or root in ("host", "*"):
-                record.setdefault(entry)
-                continue
-            root, bracket, _ = root.partition("[")
-            value = values.get(root, FRESH)
-            for place in value.places:
-                record.setdefault(
-                    place + (f".{path.partition('[')[0]}" if path and not bracket else "")
-                )
-    places = frozenset(p for v in values.values() for p in v.places)
-    return Val(places)
-
-
-def apply(
-    walker: Walker,
-    effects: KnownEffects,
-    receiver: Val,
-    positional: list[Val],
-    keywords: dict[str, Val],
-    result: type | None,
-) -> Val:
-    """Translate the places of a known call."""
-    walker.out.calls.add(effects.kind)
-    if effects.may_raise:
-        walker.out.may_raise = True
-
-    def value_of(root: str) -> Val | None:
-        if root == "self":
-            return receiver
-        if root.startswith("arg"):
-            index = int(root[3:])
-            return positional[index] if index < len(positional) else None
-        if root.startswith("kw_"):
-            return keywords.get(root[3:])
-        return None
-
-    for write, places in ((False, effects.reads), (True, effects.writes)):
-        record = walker.out.writes if write else walker.out.reads
-        for place in places:
-            root, part = known.split_place(place)
-            if root in GLOBAL_STATES or root.startswith("rng:"):
-                record.setdefault(root)
-                continue
-            value = value_of(root)
-            if value is not None:
-                for entry in expand(walker, value, part):
-                    record.setdefault(entry)
-    places = frozenset(
-        p
-        for place in effects.alias
-        if (v := value_of(known.split_place(place)[0])) is not None
-        for p in v.places
-    )
-    if effects.retains and receiver.places:
-        for place in effects.retains:
-            value = value_of(known.split_place(place)[0])
-            if value is not None:
-                walker.read(value)
-    return Val(places, NOT_STATIC, result)
-
-
-def expand(walker: Walker, value: Val, part: str) -> list[str]:
-    """The effect entries of one part (``params``, ``grads``, ...) of a value."""
-    if part in ("", "mode"):
-        return [p + (".mode" if part else "") for p in value.places]
-    obj = value.obj
-    if isinstance(obj, torch.optim.Optimizer):
-        owned = [p for group in obj.param_groups for p in group["params"]]
-        return _below(walker.names.owners(owned), part)
-    if part == "graph":
-        if walker.leaves is not None:
-            return _below(walker.leaves, "grads")
-        return _below([*walker.names.modules, *walker.names.tensors], "grads")
-    if part == "optimizer":
-        return [f"@{name}" for name in walker.names.optimizers]
-    return [f"{p}.{part}" for p in value.places]
-
-
-def _below(owners: list[str], part: str) -> list[str]:
-    """``part`` of each owner, by the owner's name in the program."""
-    return ["*" if o == "*" else f"@{o}.{part}" for o in owners]
-
-
-def callable_object(obj: Any) -> bool:
+def _callable_object(obj: Any) -> bool:
     """Whether calling an object calls its class's ``__call__``."""
-    return (
-        obj is not NOT_STATIC
-        and not isinstance(obj, type)
-        and hasattr(type(obj), "__call__")
-        and not inspect.isroutine(obj)
-    )
-
-
-def _result_type(target: Any, effects: KnownEffects) -> type | None:
-    if isinstance(target, type):
-        return torch.Tensor if issubclass(target, torch.Tensor) else target
-    owner_tensor = getattr(target, "__self__", None)
-    if isinstance(owner_tensor, torch.Tensor):
-        return _method_type(Val(type=torch.Tensor), getattr(target, "__name__", ""), effects)
-    owner = getattr(target, "__self__", None)
-    if isinstance(owner, torch.Tensor):
-        return _method_type(Val(type=torch.Tensor), getattr(target, "__name__", ""), effects)
-    if target in (len, int, round):
-        return int
-    if target is float:
-        return float
-    if target is isinstance:
-        return bool
-    module = getattr(target, "__module__", "") or type(target).__module__
-    if (
-        effects.kind == "module"
-        or module.startswith("torch")
-        or (module == "" and "torch" in repr(target))
-    ):
-        return torch.Tensor
-    return None
-
-
-_SAME_TYPE = {
-    "view", "reshape", "flatten", "squeeze", "unsqueeze", "float", "double", "to", "cpu", "cuda", "detach", "clone",
-    "mean", "sum", "std", "exp", "log", "tanh", "abs", "clamp", "pow", "mul", "add", "sub", "div", "expand", "expand_as",
-    "contiguous", "transpose", "permute", "t", "max", "min", "copy", "astype", "mul_", "add_", "sub_", "div_", "zero_",
-    "copy_", "fill_", "clamp_", "normal_", "uniform_", "long", "int", "bool", "half", "any", "all", "argmax", "gather",
-}  # fmt: skip
-
-
-def _method_type(receiver: Val, name: str, effects: KnownEffects) -> type | None:
-    if receiver.type is not None and issubclass(receiver.type, torch.Tensor):
-        if name == "item":
-            return None
-        if name == "numpy":
-            import numpy as np
-
-            return np.ndarray
-        if name in ("max", "min"):
-            return None
-        return torch.Tensor if name in _SAME_TYPE else None
-    if receiver.type is not None and issubclass(receiver.type, torch.distributions.Distribution):
-        return torch.Tensor
-    if receiver.type is not None and name in ("copy", "astype", "reshape"):
-        return receiver.type
-    return None
+    return callable(obj) and not isinstance(obj, type) and not inspect.isroutine(obj)

@@ -1,15 +1,14 @@
-"""Abstract values for the walk that finds a block's effects, and what simulators may touch."""
+"""Abstract values for the walk that finds a block's effects."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from rose_compiler.frontend import components, source
-from rose_compiler.frontend.scope import NOT_STATIC
+from rose_compiler.frontend.attributes import NOT_STATIC
 
 IMMUTABLE = (
     int,
@@ -29,16 +28,41 @@ MAX_DEPTH = 8
 
 @dataclass(frozen=True)
 class Val:
-    """What is known of one expression: entry texts it may alias, the live object, the type."""
+    """What is known of one expression.
+
+    ``places`` are effect entries of the memory that it is or may share, ``shares`` others that
+    overlap it and that no index of it narrows. ``obj`` is the live object, if it is known and stays
+    the same. ``items`` are the values of a tuple, by key those of a dict display, and ``each`` is
+    what iterating yields. ``modules`` are the live modules whose parameters it lists. ``index`` is
+    the parameter of the operation whose integer value it is.
+    """
 
     places: frozenset[str] = frozenset()
     obj: Any = NOT_STATIC
     type: type | None = None
     loaded: bool = True  # False while a path is still being walked (no data read yet)
+    items: tuple[Val, ...] | dict[str, Val] | None = None
+    each: Val | None = None
+    shares: frozenset[str] = frozenset()
+    modules: tuple[torch.nn.Module, ...] = ()
+    index: str = ""
 
     @property
     def static(self) -> bool:
         return self.obj is not NOT_STATIC
+
+    @property
+    def all_places(self) -> frozenset[str]:
+        """Every state that the value itself, or anything it holds, may be."""
+        found = self.places | self.shares
+        inner = self.items.values() if isinstance(self.items, dict) else self.items or ()
+        for each in (*inner, *((self.each,) if self.each is not None else ())):
+            found |= each.all_places
+        return found
+
+    def as_list(self) -> Val:
+        """A list of values like this one."""
+        return Val(type=list, each=self)
 
 
 FRESH = Val()
@@ -46,13 +70,36 @@ FRESH = Val()
 
 @dataclass
 class Effects:
-    """The result of a walk. ``unknown`` names the call, with its line, that made it everything."""
+    """The result of a walk.
+
+    ``unknown`` names the call, with its line, that made it everything. ``kept`` says which places
+    were made to hold a reference to which others, ``inside`` the places whose contents were written
+    in place, ``results`` what each variable may share memory with at the end. ``backward`` says
+    that gradients of a graph were computed.
+    """
 
     reads: dict[str, None] = field(default_factory=dict)
     writes: dict[str, None] = field(default_factory=dict)
     unknown: str = ""
     calls: set[str] = field(default_factory=set)  # kinds of known calls: "draw", "module", ...
     may_raise: bool = False
+    kept: list[tuple[frozenset[str], frozenset[str]]] = field(default_factory=list)
+    inside: set[str] = field(default_factory=set)
+    results: dict[str, frozenset[str]] = field(default_factory=dict)
+    backward: bool = False
+
+    def add(self, other: Effects) -> None:
+        """Take over the effects of another walk of the same statements."""
+        self.reads.update(other.reads)
+        self.writes.update(other.writes)
+        self.unknown = self.unknown or other.unknown
+        self.calls |= other.calls
+        self.may_raise |= other.may_raise
+        self.kept += other.kept
+        self.inside |= other.inside
+        self.backward |= other.backward
+        for name, places in other.results.items():
+            self.results[name] = self.results.get(name, frozenset()) | places
 
 
 def is_tensor(value: Val) -> bool:
@@ -68,45 +115,55 @@ def has_plain_items(value: Val) -> bool:
     return value.type is not None and issubclass(value.type, (str, bytes, range, int, float))
 
 
-def from_closure(function: source.FunctionSource) -> dict[str, Any]:
-    """The free variables of a function as they are now."""
-    found = {}
-    for name, cell in function.closure.items():
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:
-            continue
-    return found
+def iterated(value: Val) -> Val:
+    """What iterating over a value yields."""
+    if value.each is not None:
+        return value.each
+    if has_plain_items(value):
+        return Val(type=int if value.type is range else None)
+    if isinstance(value.items, tuple) and value.items:
+        return joined(list(value.items))
+    if isinstance(value.items, dict):
+        return FRESH
+    if value.type is torch.Tensor or value.type is np.ndarray:
+        return Val(value.all_places, NOT_STATIC, value.type)
+    return Val(value.all_places)
 
 
-def simulator_effects(env: Any, declared: components.Declaration | None) -> tuple[str, ...]:
-    """Process-wide states that a simulator's step may touch besides its own.
+def joined(values: list[Val]) -> Val:
+    """One value for any of several."""
+    if not values:
+        return FRESH
+    first = values[0]
+    if all(v == first for v in values):
+        return first
+    kinds = {v.type for v in values}
+    kind = first.type if len(kinds) == 1 else None
+    items = None
+    rows = [v.items for v in values if isinstance(v.items, tuple)]
+    if len(rows) == len(values) and len({len(r) for r in rows}) == 1:
+        items = tuple(joined(list(c)) for c in zip(*rows, strict=True))
+    each = None
+    if all(v.each is not None for v in values):
+        each = joined([v.each for v in values if v.each is not None])
+    return Val(
+        frozenset().union(*(v.places for v in values)),
+        NOT_STATIC,
+        kind,
+        all(v.loaded for v in values),
+        items,
+        each,
+        frozenset().union(*(v.shares for v in values)),
+        tuple(dict.fromkeys(m for v in values for m in v.modules)),
+    )
 
-    Library simulators draw from generators of their own; what runs in another process can't
-    reach this one's. A user's class that runs here may draw from any global generator, unless its
-    step declares otherwise.
-    """
-    if declared is not None or getattr(env, "hosts", "") == "process":
-        return ()
-    return () if library_simulator(env) else ("rng:torch", "rng:numpy", "rng:python", "host")
+
+def loaded(value: Val) -> Val:
+    return value if value.loaded else replace(value, loaded=True)
 
 
-def library_simulator(env: Any) -> bool:
-    """Whether a simulator and everything inside it comes from a library known not to touch global state."""
-    module = type(env).__module__ or ""
-    if not module.startswith(("gymnasium", "envpool", "rose_compiler")):
-        return False
-    inner: list[Any] = []
-    fields = getattr(env, "__dict__", {})
-    for key in ("env", "envs", "_envs", "environments"):
-        found = fields.get(key)
-        inner.extend(
-            found if isinstance(found, (list, tuple)) else [found] if found is not None else []
-        )
-    shards = getattr(env, "shards", None)
-    if callable(shards) and module.startswith("rose_compiler"):
-        for shard in shards():
-            nested = getattr(shard, "env", None)
-            if nested is not None:
-                inner.append(nested)
-    return all(library_simulator(e) for e in inner if e is not env)
+def grads_of(place: str) -> str:
+    """The state that holds the gradients of what a place is."""
+    if ".params" in place:
+        return place.replace(".params", ".grads", 1)
+    return f"{place}.grads"

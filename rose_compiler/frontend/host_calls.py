@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import sysconfig
@@ -48,11 +49,16 @@ class HostCalls:
 
     def __enter__(self) -> HostCalls:
         self._outer = sys.getprofile()
+        # a collection in between would run callbacks (gc.callbacks) that the code does not call
+        self._collecting = gc.isenabled()
+        gc.disable()
         sys.setprofile(self._event)
         return self
 
     def __exit__(self, *exc: object) -> None:
         sys.setprofile(self._outer)
+        if self._collecting:
+            gc.enable()
 
     def _event(self, frame: types.FrameType, event: str, function: Any) -> None:
         if self.blocker is not None:

@@ -87,7 +87,7 @@ def _assigned(node: ast.AST, found: dict[str, None]) -> None:
 
 
 def deleted(statements: Iterable[ast.stmt]) -> set[str]:
-    """Names that statements may leave unbound: by ``del``, or as the name of a handled exception."""
+    """Names that statements may leave unbound: by ``del``, or as the name of an exception."""
     found: set[str] = set()
     for statement in statements:
         for part in ast.walk(statement):

@@ -18,15 +18,17 @@ from rose_compiler.ir import facts
 from rose_compiler.ir.facts import Spec
 from rose_compiler.ir.interp import Hooks
 from rose_compiler.ir.ops import UNBOUND
-from rose_compiler.ir.program import Program, is_call, is_state, op_of
+from rose_compiler.ir.program import Program, is_call, is_item, is_state, is_structure, op_of
 
 KEEP = 2  # occurrences of a node whose results are kept, to see sharing across trips
 _CONTAINERS = (list, dict, set, collections.deque)
+_GRAPH_NODES = 2000  # of one autograd graph that are searched for saved tensors
 
 
 @dataclass
 class Example:
-    """The arguments of a node's first execution, values cloned, with torch's generator state before it."""
+    """The arguments of a node's first execution, values cloned, with torch's generator state
+    before it."""
 
     args: tuple[Any, ...]
     types: tuple[type | None, ...]
@@ -37,14 +39,18 @@ class Example:
 class Record:
     """Everything seen of one program while it ran in program order.
 
-    Results are held strongly until :meth:`release`: as long as a value lives, its address is its own.
+    Results are held strongly until :meth:`release`: as long as a value lives, its address is its
+    own. ``types`` has every combination of argument types that was seen, ``leaves`` and ``saved``
+    the states whose gradients a ``backward`` wrote and whose memory its graph had kept.
     """
 
     names: StateNames
     examples: dict[fx.Node, Example] = field(default_factory=dict)
     results: dict[fx.Node, list[Any]] = field(default_factory=dict)
     counts: collections.Counter[fx.Node] = field(default_factory=collections.Counter)
-    leaves: dict[fx.Node, list[str]] = field(default_factory=dict)
+    types: dict[fx.Node, dict[tuple[type | None, ...], None]] = field(default_factory=dict)
+    leaves: dict[fx.Node, dict[str, None]] = field(default_factory=dict)
+    saved: dict[fx.Node, dict[str, None]] = field(default_factory=dict)
 
     def release(self) -> None:
         """Forget the values; specs and examples stay."""
@@ -56,42 +62,93 @@ class Recorder(Hooks):
 
     def __init__(self, program: Program) -> None:
         self.record = Record(StateNames(program.objects))
+        self._values: dict[fx.Node, tuple[int, ...]] = {}
 
     def before(self, node: fx.Node, args: tuple[Any, ...]) -> None:
+        if not is_call(node) or (op := op_of(node)).kind == "builtin":
+            return
         seen = self.record.counts[node]
         self.record.counts[node] += 1
-        if seen or not is_call(node):
-            return
-        op = op_of(node)
-        if op.kind == "builtin":
+        types = tuple(None if a is UNBOUND else type(a) for a in args)
+        self.record.types.setdefault(node, {}).setdefault(types)
+        if seen < KEEP and any("backward" in line for line in op.source):
+            self._graphs(node, args)
+        if seen:
             return
         states = [isinstance(a, fx.Node) and is_state(a) for a in node.args]
         kept = tuple(a if state else clone(a) for a, state in zip(args, states, strict=True))
-        types = tuple(None if a is UNBOUND else type(a) for a in args)
         rng = torch.get_rng_state() if not torch.is_grad_enabled() else None
         self.record.examples[node] = Example(kept, types, rng)
-        if any(".backward(" in line for line in op.source):
-            self.record.leaves[node] = self._leaves(args)
 
     def after(self, node: fx.Node, args: tuple[Any, ...], result: Any) -> None:
-        if node not in self.record.results:
+        if facts.get(node).spec is None:
             facts.put(node, spec=spec_of(result))
+        if not all(is_item(u) for u in node.users) or not node.users:
+            self._keep(node, result)  # the parts of a tuple are told apart
+
+    def value(self, node: fx.Node, value: Any) -> None:
+        outside = node.op == "placeholder" and not is_state(node)
+        if value is UNBOUND or not (outside or is_item(node)):
+            return
+        if facts.get(node).spec is None:
+            facts.put(node, spec=spec_of(value))
+        if not outside:
+            maker = node.args[0]
+            if isinstance(maker, fx.Node) and not is_structure(maker):
+                self._keep(node, value)
+        elif facts.get(node).role in ("value", "index"):
+            self._keep(node, value)  # what comes from outside may share memory with a state
+
+    def _keep(self, node: fx.Node, result: Any) -> None:
+        if node not in self.record.results:
             self.record.results[node] = [result]
         elif len(self.record.results[node]) < KEEP:
             self.record.results[node].append(result)
 
-    def value(self, node: fx.Node, value: Any) -> None:
-        if node.op == "placeholder" and facts.get(node).spec is None and not is_state(node):
-            if value is not UNBOUND:
-                facts.put(node, spec=spec_of(value))
+    def _graphs(self, node: fx.Node, args: tuple[Any, ...]) -> None:
+        """What the autograd graphs of the arguments lead to and hold."""
+        names = self.record.names
+        leaves = self.record.leaves.setdefault(node, {})
+        saved = self.record.saved.setdefault(node, {})
+        for value in tensors_in(args):
+            if not value.requires_grad:
+                continue
+            leaves.update(dict.fromkeys(names.cover(graph_leaves(value), "grads")))
+            for tensor in saved_tensors(value):
+                found = tensor_range(tensor)
+                if found is not None:
+                    saved.update(dict.fromkeys(names.overlapping(*found)))
 
-    def _leaves(self, args: tuple[Any, ...]) -> list[str]:
-        found: dict[str, None] = {}
-        for value in args:
-            if isinstance(value, torch.Tensor) and value.requires_grad:
-                for name in self.record.names.owners(graph_leaves(value)):
-                    found.setdefault(name)
-        return list(found)
+
+def tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """The tensors in a value that may be a nest of containers."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict) and depth < 3:
+        for each in value.values():
+            yield from tensors_in(each, depth + 1)
+    elif isinstance(value, (tuple, list)) and depth < 3:
+        for each in value:
+            yield from tensors_in(each, depth + 1)
+
+
+def saved_tensors(root: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors that a graph keeps for its backward."""
+    seen: set[Any] = set()
+    queue = [root.grad_fn]
+    while queue and len(seen) < _GRAPH_NODES:
+        node = queue.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for name in dir(node):
+            if name.startswith("_saved_"):
+                try:
+                    found = getattr(node, name)
+                except RuntimeError:  # freed by an earlier backward
+                    continue
+                yield from tensors_in(found)
+        queue.extend(following for following, _ in node.next_functions)
 
 
 def clone(value: Any) -> Any:
@@ -131,7 +188,7 @@ def spec_of(value: Any, depth: int = 0) -> Spec:
 
 
 def memory_of(value: Any, depth: int = 0) -> Iterator[tuple[int, int] | int]:
-    """Where a value's memory lies: address ranges of tensors and arrays, identities of containers."""
+    """Where a value's memory lies: address ranges of tensors and arrays, identities of objects."""
     if isinstance(value, torch.Tensor):
         found = tensor_range(value)
         if found is not None:
@@ -147,29 +204,29 @@ def memory_of(value: Any, depth: int = 0) -> Iterator[tuple[int, int] | int]:
     elif isinstance(value, _CONTAINERS) or hasattr(value, "__dict__"):
         yield id(value)
         if depth < 2:
-            inner = (
-                value.values()
-                if isinstance(value, dict)
-                else value
-                if isinstance(value, (list, tuple))
-                else ()
-            )
-            for each in list(inner)[:64]:
-                if isinstance(each, (torch.Tensor, np.ndarray, dict, list)):
-                    yield from memory_of(each, depth + 1)
-            if (
-                not isinstance(value, _CONTAINERS)
-                and not isinstance(value, (torch.nn.Module, torch.optim.Optimizer))
-                and not is_simulator(value)
-            ):
-                for each in list(vars(value).values())[:64]:
-                    if isinstance(each, (torch.Tensor, np.ndarray)):
-                        yield from memory_of(each, depth + 1)
+            yield from _memory_inside(value, depth)
+
+
+def _memory_inside(value: Any, depth: int) -> Iterator[tuple[int, int] | int]:
+    inner: Any = ()
+    if isinstance(value, dict):
+        inner = value.values()
+    elif isinstance(value, (list, tuple, collections.deque)):
+        inner = value
+    elif not isinstance(value, (torch.nn.Module, torch.optim.Optimizer)) and not is_simulator(
+        value
+    ):
+        inner = getattr(value, "__dict__", {}).values()
+    for each in list(inner)[:64]:
+        if isinstance(each, (torch.Tensor, np.ndarray, dict, list, tuple)) or (
+            hasattr(each, "__dict__") and not callable(each)
+        ):
+            yield from memory_of(each, depth + 1)
 
 
 def find_aliases(program: Program, record: Record) -> None:
-    """Put ``alias`` facts on every value that was seen to share memory with a state or with another
-    value of the program."""
+    """Put ``alias`` facts on every value that was seen to share memory with a state or with
+    another value of the program."""
     ranges: list[tuple[int, int, fx.Node]] = []
     objects: dict[int, list[fx.Node]] = {}
     for node, results in record.results.items():

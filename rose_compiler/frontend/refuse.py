@@ -111,7 +111,8 @@ class _Checker(ast.NodeVisitor):
                 )
         self.generic_visit(node)
 
-    visit_TryStar = visit_Try
+    def visit_TryStar(self, node: ast.TryStar) -> None:
+        self.visit_Try(node)  # type: ignore[arg-type]
 
     def visit_Call(self, node: ast.Call) -> None:
         if isinstance(node.func, ast.Attribute) and node.func.attr in ("__enter__", "__exit__"):
@@ -147,7 +148,8 @@ class _Checker(ast.NodeVisitor):
                 if mutates(part, node.iter.id):
                     self.refuse(
                         "capture-mutate-iterated",
-                        f"`{node.iter.id}` is changed while the loop of line {node.lineno} iterates over it",
+                        f"`{node.iter.id}` is changed while the loop of line {node.lineno} "
+                        "iterates over it",
                         part,
                     )
         self._loop(node)

@@ -29,8 +29,8 @@ def has_return(statements: Sequence[ast.stmt]) -> bool:
 
 
 def single_exit(statements: Sequence[ast.stmt]) -> list[ast.stmt] | None:
-    """The statements with every ``return`` turned into an assignment of ``RETURN_NAME`` at the end of
-    its way; ``None`` when a ``return`` stands where that is impossible (in a loop, a ``try``, or a
+    """The statements with every ``return`` turned into an assignment of ``RETURN_NAME`` where its
+    way ends; ``None`` when a ``return`` stands where that is impossible (in a loop, a ``try``, or a
     ``with`` that has statements behind it)."""
     if not has_return(statements):
         last = statements[-1] if statements else ast.Pass(lineno=1, col_offset=0)

@@ -2,97 +2,236 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch.fx as fx
 
 from rose_compiler.base.remarks import Remark, RemarkLog
-
-from rose_compiler.frontend.effects_of import Walker
-from rose_compiler.frontend.effects_val import Effects, Val
+from rose_compiler.frontend.attributes import NOT_STATIC
+from rose_compiler.frontend.backward import Slices
+from rose_compiler.frontend.changes import Changes
+from rose_compiler.frontend.components import Declaration
+from rose_compiler.frontend.effects_of import Surroundings, Walker
+from rose_compiler.frontend.effects_val import Effects, Val, grads_of
+from rose_compiler.frontend.held import add_held
 from rose_compiler.frontend.record import Record, find_aliases
-from rose_compiler.frontend.scope import NOT_STATIC, Static
+from rose_compiler.frontend.scope import Static
 from rose_compiler.ir import facts
-from rose_compiler.ir.ops import Op
-from rose_compiler.ir.program import Program, is_call, is_item, is_state, op_of
+from rose_compiler.ir.effects import parse_entry
+from rose_compiler.ir.interp import resolve
+from rose_compiler.ir.ops import STATE, Op
+from rose_compiler.ir.program import (
+    BranchView,
+    LoopView,
+    Program,
+    children,
+    is_call,
+    is_item,
+    is_state,
+    op_of,
+    placeholders,
+)
+from rose_compiler.ir.scope import Scope
 
 PASS = "capture"
+_IMMUTABLE = (int, float, bool, complex, str, bytes, type(None))
 
 
 def refine(program: Program, record: Record, log: RemarkLog) -> None:
     """Replace "everything" by what each block was found to read and write.
 
-    Operations that did not run on the first trip keep "everything" until they do: the types of their
-    inputs are not known.
+    Operations that did not run on the first trip keep "everything" until they do: the types of
+    their inputs are not known.
     """
+    name_states(program, record)
     find_aliases(program, record)
     mark_step_results(program, record)
+    found: dict[fx.Node, Effects] = {}
     for node in list(program.nodes()):
-        if not is_call(node):
+        if not is_call(node) or op_of(node).kind not in ("block", "step", "component"):
             continue
         op = op_of(node)
-        if op.kind not in ("block", "step", "component"):
+        if node not in record.examples:
+            why = "it did not run on the first trip, so its effects are not known yet"
+            _missed(log, node, "never-run", why)
             continue
-        example = record.examples.get(node)
-        if example is None:
-            _missed(
-                log,
-                node,
-                op,
-                "never-run",
-                "it did not run on the first trip, so its effects are not known yet",
-            )
+        effects = analyze(op, node, record)
+        op.attributes["calls"] = frozenset(effects.calls)
+        if effects.unknown:
+            why = f"{effects.unknown} reads and writes everything"
+            _missed(log, node, "unknown-effects", why)
             continue
-        found = analyze(op, node, example.types, record)
-        if found.unknown:
-            _missed(
-                log, node, op, "unknown-effects", f"{found.unknown} reads and writes everything"
-            )
-            continue
-        op.signature = replace(
-            op.signature,
-            reads=tuple(found.reads),
-            writes=tuple(found.writes),
-            may_raise=found.may_raise,
-        )
-        op.attributes["calls"] = frozenset(found.calls)
+        found[node] = effects
+        _sign(op, effects)
+        _mark_opaque(node, effects, record)
+    scope = Scope(program)
+    for node, effects in found.items():
+        _resolve_gradients(node, effects, scope)
+        _sign(op_of(node), effects)
+    slices = Slices(program, record.names)
+    for node, effects in found.items():
+        if effects.backward:
+            _add_backward(node, effects, slices, record)
+            _sign(op_of(node), effects)
+    add_held(program, found)
+    for node, effects in found.items():
+        _sign(op_of(node), effects)
 
 
-def analyze(op: Op, node: fx.Node, types: tuple[type | None, ...], record: Record) -> Effects:
-    """Walk one operation's statements with the types of its arguments."""
-    bindings: dict[str, Val] = {}
-    statics: dict[str, Any] = op.attributes.get("statics", {})
-    for name, kind, argument in zip(op.signature.params, types, node.args, strict=True):
-        static = statics.get(name)
-        if isinstance(static, Static):
-            bindings[name] = Val(frozenset({name}), static.value, type(static.value), loaded=False)
-        elif not isinstance(argument, fx.Node):
-            bindings[name] = Val(obj=argument, type=kind)
-        elif is_state(argument):
-            bindings[name] = Val(frozenset({name}), NOT_STATIC, kind)
-        else:
-            mutable = kind is None or not issubclass(
-                kind, (int, float, bool, str, bytes, type(None))
-            )
-            bindings[name] = Val(frozenset({name}) if mutable else frozenset(), NOT_STATIC, kind)
-    out = Effects()
-    walker = Walker(
-        record.names,
-        op.attributes.get("globals", {}),
-        bindings,
-        out,
-        leaves=record.leaves.get(node),
+def _sign(op: Op, effects: Effects) -> None:
+    declared = op.attributes.get("declared")
+    op.signature = replace(
+        op.signature,
+        reads=tuple(effects.reads),
+        writes=tuple(effects.writes),
+        may_raise=effects.may_raise,
+        declared=isinstance(declared, Declaration),
+        batch=declared.batch if isinstance(declared, Declaration) else op.signature.batch,
     )
-    walker.statements(list(op.attributes["stmts"]))
+
+
+def name_states(program: Program, record: Record) -> None:
+    """Give every state node the canonical name of the object that it stands for."""
+    for node in program.graph.nodes:
+        if not is_state(node):
+            continue
+        root = node.args[0] if is_call(node, STATE) else node
+        assert isinstance(root, fx.Node)
+        value = program.objects.get(root.name)
+        if value is None and root.name not in program.objects:
+            continue
+        if node is not root:
+            value = resolve(value, str(node.args[1]))
+        name = record.names.name_of(value)
+        if name is not None:
+            facts.put(node, state=name)
+    _hand_down(program.root)
+
+
+def _hand_down(module: fx.GraphModule) -> None:
+    """Bodies see a state under the name that it has outside."""
+    for owner, child in children(module):
+        if is_call(owner) and op_of(owner).name == "loop":
+            pairs = zip(LoopView(owner).captured_params, LoopView(owner).captured, strict=True)
+        else:
+            pairs = zip(placeholders(child.graph), BranchView(owner).captured, strict=True)
+        for inner, outer in pairs:
+            if is_state(outer):
+                facts.put(inner, state=facts.get(outer).state)
+        _hand_down(child)
+
+
+def analyze(op: Op, node: fx.Node, record: Record) -> Effects:
+    """Walk one operation's statements with every combination of argument types that was seen."""
+    out = Effects()
+    for types in record.types[node]:
+        out.add(_walk(op, node, types, record))
     # reading a value is no effect: values are ordered by who makes them
     values = {
         n
         for n, a in zip(op.signature.params, node.args, strict=True)
         if isinstance(a, fx.Node) and not is_state(a)
     }
-    out.reads = {r: None for r in out.reads if r.split(".")[0].split("[")[0] not in values}
+    out.reads = {r: None for r in out.reads if parse_entry(r).root not in values or ".grads" in r}
     return out
+
+
+def _walk(op: Op, node: fx.Node, types: tuple[type | None, ...], record: Record) -> Effects:
+    out = Effects()
+    changes = op.attributes.get("changes")
+    around = Surroundings(
+        record.names,
+        changes if isinstance(changes, Changes) else Changes(anything=True),
+        out,
+    )
+    around.toggled = bool({"train", "eval"} & around.changes.names)
+    statics: dict[str, Any] = op.attributes.get("statics", {})
+    for name, argument in zip(op.signature.params, node.args, strict=True):
+        if isinstance(statics.get(name), Static) and isinstance(argument, fx.Node):
+            around.params.append((name, facts.get(argument).state))
+    bindings: dict[str, Val] = {}
+    walker = Walker(
+        around,
+        op.attributes.get("globals", {}),
+        bindings,
+        owner=op.attributes.get("owner"),
+    )
+    for name, kind, argument in zip(op.signature.params, types, node.args, strict=True):
+        index = name if kind is int else ""
+        static = statics.get(name)
+        if isinstance(static, Static):
+            bindings[name] = walker.live(static.value, frozenset({name}))
+        elif not isinstance(argument, fx.Node):
+            bindings[name] = Val(obj=argument, type=kind, index=index)
+        elif kind is not None and issubclass(kind, _IMMUTABLE):
+            bindings[name] = Val(type=kind, index=index)
+        else:
+            bindings[name] = Val(frozenset({name}), NOT_STATIC, kind)
+    walker.statements(list(op.attributes["stmts"]))
+    for name in op.attributes.get("outputs", ()):
+        if name in walker.bindings:
+            out.results[name] = walker.bindings[name].all_places
+    return out
+
+
+def _mark_opaque(node: fx.Node, effects: Effects, record: Record) -> None:
+    """Results that may belong to a state whose insides can't be told by identity: gradients, what
+    libraries hold, long containers."""
+    outputs = list(effects.results)
+    op = op_of(node)
+    args = dict(zip(op.signature.params, node.args, strict=True))
+    for position, name in enumerate(op.attributes.get("outputs", ())):
+        if name not in outputs:
+            continue
+        alias: dict[str, None] = {}
+        for place in effects.results[name]:
+            entry = parse_entry(place)
+            state = entry.absolute
+            argument = args.get(entry.root)
+            if state is None and isinstance(argument, fx.Node) and is_state(argument):
+                state = facts.get(argument).state + (f".{entry.path}" if entry.path else "")
+            if state is not None and (".grads" in state or record.names.is_opaque(state)):
+                alias[state] = None
+        if not alias:
+            continue
+        for target in _result_nodes(node, position, op.signature.results):
+            facts.put(target, alias=tuple(dict.fromkeys([*facts.get(target).alias, *alias])))
+
+
+def _result_nodes(node: fx.Node, position: int, results: int) -> Iterable[fx.Node]:
+    if results == 1:
+        return (node, *(u for u in node.users if is_item(u)))
+    return [u for u in node.users if is_item(u) and u.args[1] == position]
+
+
+def _resolve_gradients(node: fx.Node, effects: Effects, scope: Scope) -> None:
+    """Gradients of a value are those of the states that it is known to be."""
+    args = dict(zip(op_of(node).signature.params, node.args, strict=True))
+    for entries in (effects.reads, effects.writes):
+        for text in list(entries):
+            root = parse_entry(text).root
+            argument = args.get(root)
+            if ".grads" not in text or not isinstance(argument, fx.Node) or is_state(argument):
+                continue
+            aliases = [a for a in scope.aliases(argument) if not a.startswith("%")]
+            if aliases or entries is effects.reads:
+                del entries[text]
+            for state in aliases:
+                entries.setdefault(f"@{grads_of(state)}")
+
+
+def _add_backward(node: fx.Node, effects: Effects, slices: Slices, record: Record) -> None:
+    """The gradients that it writes, and the parameters and other memory that its graph holds."""
+    names = record.names
+    tensors = slices.leaves(node)
+    seen = record.leaves.get(node, {})
+    for state in (*names.cover(tensors, "grads"), *seen):
+        effects.writes.setdefault("*" if state == "*" else f"@{state}")
+        effects.reads.setdefault("*" if state == "*" else f"@{state}")
+    for state in (*names.cover(tensors, "params"), *record.saved.get(node, {})):
+        effects.reads.setdefault("*" if state == "*" else f"@{state}")
 
 
 def mark_step_results(program: Program, record: Record) -> None:
@@ -105,7 +244,7 @@ def mark_step_results(program: Program, record: Record) -> None:
         env = static.value if isinstance(static, Static) else None
         if env is None or hands_out_fresh(env):
             continue
-        where = f"{static.full}.outputs"
+        where = f"{record.names.name_of(env) or static.full}.outputs"
         for each in (node, *(u for u in node.users if is_item(u))):
             facts.put(
                 each, borrowed=True, alias=tuple(dict.fromkeys([*facts.get(each).alias, where]))
@@ -113,17 +252,17 @@ def mark_step_results(program: Program, record: Record) -> None:
 
 
 def hands_out_fresh(env: Any) -> bool:
-    """Whether a simulator's results own their memory: it copies (gymnasium with ``copy=True``), or is
-    known to allocate for each step."""
+    """Whether a simulator's results own their memory: it copies (gymnasium with ``copy=True``), or
+    is known to allocate for each step."""
     module = type(env).__module__ or ""
-    if module.startswith("rose_compiler.sim") or module.startswith("envpool"):
+    if module.startswith(("rose_compiler.sim", "envpool")):
         return True
     if module.startswith("gymnasium.vector"):
         return bool(getattr(env, "copy", False)) if hasattr(env, "copy") else False
     return getattr(env, "rose_fresh_outputs", False) is True
 
 
-def _missed(log: RemarkLog, node: fx.Node, op: Op, code: str, why: str) -> None:
+def _missed(log: RemarkLog, node: fx.Node, code: str, why: str) -> None:
     where = facts.get(node).origin.where
     log.add(
         Remark(

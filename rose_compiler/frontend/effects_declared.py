@@ -1,0 +1,66 @@
+"""Effects of calls whose author declared them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from rose_compiler.frontend import components
+from rose_compiler.frontend.effects_val import FRESH, Val
+
+if TYPE_CHECKING:
+    from rose_compiler.frontend.effects_expr import ExpressionWalker as Walker
+
+
+def declared_call(
+    walker: Walker,
+    node: ast.AST,
+    target: Any,
+    declared: components.Declaration,
+    receiver: Val,
+    positional: list[Val],
+    keywords: dict[str, Val],
+) -> Val:
+    """A call whose author stated its effects."""
+    function = components.plain(target)
+    assert function is not None
+    names = list(inspect.signature(function).parameters)
+    bound = getattr(target, "__self__", None) is not None
+    values = (
+        dict(zip(names, [receiver, *positional] if bound else positional, strict=False)) | keywords
+    )
+    walker.out.calls.add("declared")
+    walker.out.may_raise = True
+    for write, entries in ((False, declared.reads), (True, declared.writes)):
+        if entries is None:
+            return walker.unknown(
+                f"`{function.__qualname__}` (its declaration leaves effects open)", node
+            )
+        for text in entries:
+            for entry in _declared_entries(walker, text, values):
+                (walker.out.writes if write else walker.out.reads).setdefault(entry)
+    places = frozenset(p for v in values.values() for p in v.all_places)
+    return Val(places)
+
+
+def _declared_entries(walker: Walker, text: str, values: dict[str, Val]) -> list[str]:
+    """A declared entry in terms of the operation's own parameters."""
+    if text.startswith("rng:") or text in ("host", "*"):
+        return [text]
+    head, bracket, index = text.partition("[")
+    root, _, path = head.partition(".")
+    value = values.get(root, FRESH)
+    found = []
+    for place in value.all_places:
+        axes = [_declared_axis(a.strip(), values) for a in index.rstrip("]").split(",")]
+        region = f"[{', '.join(axes)}]" if bracket and any(a != ":" for a in axes) else ""
+        found.append(place + (f".{path}" if path else "") + (region if "[" not in place else ""))
+    return found
+
+
+def _declared_axis(text: str, values: dict[str, Val]) -> str:
+    if text.isdigit():
+        return text
+    value = values.get(text)
+    return value.index if value is not None and value.index else ":"

@@ -1,0 +1,42 @@
+"""What a simulator's step may touch besides the simulator itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rose_compiler.frontend import components
+from rose_compiler.ir.effects import GLOBAL_STATES
+
+
+def simulator_effects(env: Any, declared: components.Declaration | None) -> tuple[str, ...]:
+    """Process-wide states that a simulator's step may touch besides its own.
+
+    Library simulators draw from generators of their own; what runs in another process can't
+    reach this one's. A user's class that runs here may draw from any global generator, unless its
+    step declares otherwise.
+    """
+    if declared is not None or getattr(env, "hosts", "") == "process":
+        return ()
+    return () if library_simulator(env) else GLOBAL_STATES
+
+
+def library_simulator(env: Any) -> bool:
+    """Whether a simulator and everything inside it comes from a library known not to touch global
+    state."""
+    module = type(env).__module__ or ""
+    if not module.startswith(("gymnasium", "envpool", "rose_compiler")):
+        return False
+    inner: list[Any] = []
+    fields = getattr(env, "__dict__", {})
+    for key in ("env", "envs", "_envs", "environments"):
+        found = fields.get(key)
+        inner.extend(
+            found if isinstance(found, (list, tuple)) else [found] if found is not None else []
+        )
+    shards = getattr(env, "shards", None)
+    if callable(shards) and module.startswith("rose_compiler"):
+        for shard in shards():
+            nested = getattr(shard, "env", None)
+            if nested is not None:
+                inner.append(nested)
+    return all(library_simulator(e) for e in inner if e is not env)
