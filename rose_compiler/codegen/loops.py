@@ -37,7 +37,7 @@ class Function(Operations):
         self.check(action.node, view.bounds, refs)
         self._bind(view, body, action, scope)
         inside = self.scope_of(body)
-        threads = dict(getattr(self.plan.program, "thread_plan", None) or {}).get(view.label)
+        threads = view.facts.threads or None
         before = ""
         if threads is not None:
             before = self.names.fresh("threads")
