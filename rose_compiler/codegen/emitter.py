@@ -43,7 +43,7 @@ class Emitter(ABC):
         self.variables: dict[fx.Node, str] = {}
         self.states = States(plan, module.names)
         self.unset = maybe_unbound(plan.program)
-        apart = getattr(plan.program, "thread_plan", None) or {}
+        apart = {v.label for v in plan.program.loops() if v.facts.threads}
         self.merger = Merger(plan, self.states, self.unset, apart)
         self.sites: list[Site] = []
         self.bodies: list[FaultBody] = []

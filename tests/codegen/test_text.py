@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -315,6 +316,11 @@ def test_what_the_user_assigns_is_looked_up_where_it_is_used() -> None:
     assert 'rt.state(net, "lin.0.bias")' in text
 
 
+def one_thread(p: Program) -> None:
+    loop = p.loops()[0]
+    facts.put(loop.node, loop=replace(loop.facts, threads=1))
+
+
 def test_threads_are_set_around_the_loops_that_ask_for_it() -> None:
     p = program("""
     def fn(x, n):
@@ -324,7 +330,7 @@ def test_threads_are_set_around_the_loops_that_ask_for_it() -> None:
         r = loop0.a
         return r
     """)
-    p.thread_plan = {"loop0": 1}  # type: ignore[attr-defined]
+    one_thread(p)
     assert emitted_run(p) == textwrap.dedent("""\
         def run(rt, x, n):
             threads = rt.set_threads(1)
@@ -346,7 +352,7 @@ def test_threads_are_set_around_the_loops_that_ask_for_it() -> None:
     """,
         f=lambda x: (seen.append(torch.get_num_threads()), 1 // x)[1],
     )
-    p.thread_plan = {"loop0": 1}  # type: ignore[attr-defined]
+    one_thread(p)
     before = torch.get_num_threads()
     run = load(emit(p))
     run(Runtime(), 1, 2)
