@@ -19,7 +19,7 @@ from rose_compiler.tune.stats import Interval, median_interval, paired_ratios
 #: Candidates this much slower than the best one in their first trial are not tried again.
 HOPELESS = 1.4
 #: Pairs after which a duel between two candidates is decided whatever its interval.
-PAIRS = 4
+PAIRS = 6
 #: Pairs of the last duel, against eager.
 FINAL_PAIRS = 8
 #: By how much the median must win, the interval lying above 1 besides.
