@@ -318,7 +318,7 @@ def show(fast: Any, console: Console) -> None:
     loop = loop_around(dump, "env_step(", start="def iteration(")
     text = signatures(dump, loop) + "\n\n" + loop
     print_program(console, "captured: the rollout", text, 'all of it: compiled.ir("captured")')
-    loop = loop_around(fast.source, ".step(", start="def run(")
+    loop = loop_around(fast.source, "env_step", start="def run(")
     print_program(console, "emitted: the rollout", loop, "all of it: compiled.source")
     console.rule("compiled.explain()", align="left")
     console.print(fast.explain(width=console.width), markup=False, highlight=False)
