@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 import torch.fx as fx
 
 from rose_compiler.ir import facts
 from rose_compiler.ir.contexts import entered
-from rose_compiler.ir.ops import STATE
-from rose_compiler.ir.program import Program, is_call, is_state, op_of
+from rose_compiler.ir.interp import resolve
+from rose_compiler.ir.ops import CONCAT, RANDN, ROWS, SNAPSHOT, STATE, Op
+from rose_compiler.ir.program import Program, is_call, is_item, is_state, op_of
 from rose_compiler.ir.scope import Scope
 from rose_compiler.passes.base import Verdict
+from rose_compiler.passes.graphs import without_checks
 from rose_compiler.runtime.probe import probe_tile
 
 _DTYPES = {
@@ -28,23 +32,27 @@ _DTYPES = {
         torch.uint8,
     )
 }
+#: How often an operation is tried: on the values of the first trip, then on values near them.
+TRIALS = 3
 
 
 class Prober:
     """Runs an operation on some rows at a time and compares with all rows at once.
 
-    Values come from the first trip where an input was seen there, else they are random numbers of
-    the type that was seen; parameters are the live ones.
+    Values come from the first trip where an input was seen there; an input that a pass made is
+    computed from such values by the traced operations in front; what is left are random numbers of
+    the type that was seen. Parameters are the live ones. Operations that look at values and raise
+    are left out: what is made up need not pass them.
     """
 
-    def __init__(self, program: Program, examples: dict[str, Any]) -> None:
+    def __init__(self, program: Program, examples: Mapping[str, Any]) -> None:
         self.program = program
         self.examples = examples
-        self._seen: dict[tuple[Any, ...], Verdict] = {}
+        self._seen: dict[tuple[Op, tuple[int, ...], int], Verdict] = {}
 
     def __call__(self, node: fx.Node, rows: tuple[int, ...]) -> Verdict:
         op = op_of(node)
-        key = (id(op), rows, torch.get_num_threads())
+        key = (op, rows, torch.get_num_threads())
         if key not in self._seen:
             self._seen[key] = self._probe(node, rows)
         return self._seen[key]
@@ -52,62 +60,121 @@ class Prober:
     def _probe(self, node: fx.Node, rows: tuple[int, ...]) -> Verdict:
         op = op_of(node)
         axes = op.signature.separable()
-        total = sum(rows)
-        arguments: list[Any] = []
-        batched: dict[int, int] = {}
-        for position, (name, argument) in enumerate(
-            zip(op.signature.params, node.args, strict=True)
-        ):
-            value = self._value(name, argument)
-            if value is None:
-                return "unknown"
-            if name in axes:
-                value = _with_rows(value, total, axes[name])
-                batched[position] = axes[name]
-            arguments.append(value)
+        batched = {k: axes[p] for k, p in enumerate(op.signature.params) if p in axes}
         if not batched or not op.bound:
             return "unknown"
-        with entered(facts.get(node).context):
-            return probe_tile(op, tuple(arguments), batched, list(rows))
+        run = without_checks(op)
+        worst: Verdict = "bits"
+        for trial in range(TRIALS):
+            values = _Values(self, sum(rows), trial)
+            try:
+                arguments = [
+                    values.of(argument, axes.get(name))
+                    for name, argument in zip(op.signature.params, node.args, strict=True)
+                ]
+                with entered(facts.get(node).context):
+                    verdict = probe_tile(run, tuple(arguments), batched, list(rows), trials=0)
+            except Exception:  # an operation may refuse made-up values, in any way
+                return "unknown"
+            if verdict == "differ":
+                return verdict
+            if verdict == "close":
+                worst = "close"
+        return worst
 
-    def _value(self, name: str, argument: Any) -> Any:
+
+class _Unknown(Exception):
+    """There is no value to try an operation on."""
+
+
+class _Values:
+    """Values of one trial, with ``total`` rows where they are batched."""
+
+    def __init__(self, prober: Prober, total: int, trial: int) -> None:
+        self.program = prober.program
+        self.examples = prober.examples
+        self.scope = Scope(prober.program)
+        self.total = total
+        self.trial = trial
+        self.made: dict[tuple[fx.Node, int | None], Any] = {}
+
+    def of(self, argument: Any, axis: int | None) -> Any:
+        """The value of an argument; along ``axis`` it has the rows of the trial."""
         if not isinstance(argument, fx.Node):
             return argument
-        if is_state(argument):
-            return self._live(argument)
-        found = self.examples.get(argument.name)
-        spec = facts.get(argument).spec
-        if found is not None:
-            return found
-        if spec is None or spec.kind not in ("tensor", "array") or spec.dtype not in _DTYPES:
+        if (argument, axis) not in self.made:
+            self.made[argument, axis] = self._make(argument, axis)
+        return self.made[argument, axis]
+
+    def _make(self, node: fx.Node, axis: int | None) -> Any:
+        if is_state(node):
+            return self._live(node)
+        if node.name in self.examples:
+            return self._rows(self._near(self.examples[node.name]), axis)
+        outer = self.scope.resolve(node)
+        if outer is not node:
+            return self.of(outer, axis)
+        computed = self._computed(node, axis)
+        return self._random(node, axis) if computed is None else computed
+
+    def _computed(self, node: fx.Node, axis: int | None) -> Any:
+        """A value by way of the operations that make it; None where they may do more."""
+        if is_item(node):
+            base = self._computed(node.args[0], axis)  # type: ignore[arg-type]
+            return None if base is None else base[node.args[1]]
+        if is_call(node, CONCAT) or is_call(node, ROWS) or is_call(node, SNAPSHOT):
+            # parts of a batch and wholes are alike here: each gets the rows of the trial
+            return self.of(node.args[0], axis)
+        if is_call(node, RANDN):
+            return self._random(node, axis)
+        if not is_call(node) or op_of(node).kind != "graph" or op_of(node).signature.writes:
             return None
-        generator = torch.Generator().manual_seed(0)
+        op = op_of(node)
+        axes = op.signature.separable()
+        args = [
+            self.of(a, axes.get(p)) for p, a in zip(op.signature.params, node.args, strict=True)
+        ]
+        with entered(facts.get(node).context):
+            return without_checks(op)(*args)
+
+    def _random(self, node: fx.Node, axis: int | None) -> Any:
+        spec = facts.get(node).spec
+        if spec is None or spec.kind not in ("tensor", "array") or spec.dtype not in _DTYPES:
+            raise _Unknown(node.name)
+        generator = torch.Generator().manual_seed(self.trial)
         made = torch.randn(spec.shape, generator=generator).to(_DTYPES[spec.dtype])
-        return made if spec.kind == "tensor" else made.numpy()
+        return self._rows(made if spec.kind == "tensor" else made.numpy(), axis)
+
+    def _near(self, example: Any) -> Any:
+        """The example on the first trial, then values around it."""
+        floating = isinstance(example, torch.Tensor) and example.is_floating_point()
+        if not self.trial or not floating:
+            return example
+        generator = torch.Generator().manual_seed(self.trial)
+        noise = torch.randn(example.shape, generator=generator).to(example)
+        return example.detach() + noise * example.detach().abs().clamp(min=1e-3)
+
+    def _rows(self, value: Any, axis: int | None) -> Any:
+        return value if axis is None else _with_rows(value, self.total, axis)
 
     def _live(self, node: fx.Node) -> Any:
-        resolved = Scope(self.program).resolve(node)
+        resolved = self.scope.resolve(node)
         if isinstance(resolved, fx.Node) and is_call(resolved, STATE):
-            base = self._live(resolved.args[0])  # type: ignore[arg-type]
-            for part in str(resolved.args[1]).split("."):
-                base = (
-                    base[int(part)]
-                    if part.isdigit() and not hasattr(base, part)
-                    else getattr(base, part)
-                )
-            return base
-        return self.program.objects.get(
-            facts.get(resolved).state if isinstance(resolved, fx.Node) else ""
-        )
+            return resolve(self._live(resolved.args[0]), str(resolved.args[1]))  # type: ignore[arg-type]
+        name = facts.get(resolved).state if isinstance(resolved, fx.Node) else ""
+        if name not in self.program.objects:
+            raise _Unknown(name)
+        return self.program.objects[name]
 
 
 def _with_rows(value: Any, rows: int, axis: int) -> Any:
     """The value with that many rows: cut, or repeated with noise so that rows differ."""
-    if not isinstance(value, torch.Tensor):
-        import numpy as np
-
+    if isinstance(value, np.ndarray):
         repeats = -(-rows // max(value.shape[axis], 1))
         return np.concatenate([value] * repeats, axis=axis).take(range(rows), axis=axis)
+    if not isinstance(value, torch.Tensor):
+        raise _Unknown(type(value).__name__)
+    value = value.detach()
     have = value.shape[axis]
     if have >= rows:
         return value.narrow(axis, 0, rows)

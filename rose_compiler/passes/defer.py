@@ -31,7 +31,7 @@ from rose_compiler.ir.program import (
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes.base import Pass, PassContext, context_of
 from rose_compiler.passes.fission import Fission, Splitter, batch_rows, rows_known, values_of_trip
-from rose_compiler.passes.probing import differs
+from rose_compiler.passes.probing import ask
 from rose_compiler.passes.recurrence import is_step, items, result_name, value_graph
 
 _BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
@@ -102,8 +102,7 @@ class Defer(Pass):
             rows = batch_rows(one)
             if rows is None:
                 return Blocker("not-probed", f"the size of the batch of {title(one)} is not known")
-            verdict = context.probe(one, (rows,) * trips)
-            if reason := differs(one, verdict, (rows,) * trips, context.numerics):
+            if reason := ask(context, one, (rows,) * trips):
                 return reason
         kept = tuple(dict.fromkeys(_taken(loop, leaving)))
         if any(_bytes(n) is None for n in kept) and context.memory_limit is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.fx as fx
@@ -10,6 +10,7 @@ import torch.fx as fx
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import facts
 from rose_compiler.ir.checks import check_deviations, check_probabilities, check_valid
+from rose_compiler.ir.draws import take_draws
 from rose_compiler.ir.effects import RNG_TORCH, parse_entry
 from rose_compiler.ir.ops import Op, Signature
 from rose_compiler.ir.program import Program, is_call, op_of, output_node, placeholders
@@ -109,6 +110,20 @@ def _draws(body: fx.GraphModule) -> tuple[str, ...]:
     return tuple(n.name for n in body.graph.nodes if draws_random(n))
 
 
+def axes_of_results(body: fx.GraphModule, axes: Mapping[str, int]) -> dict[str, int]:
+    """The batch axes of a drawing body's results, by ``"return.<k>"``: those of the body that is
+    handed its draws."""
+    draws = _draws(body)
+    if not draws or any(facts.get(n).spec is None for n in body.graph.nodes if n.name in draws):
+        return {}
+    taken = take_draws(body, draws)
+    if isinstance(taken, Blocker):
+        return {}
+    names = {n.name for n in placeholders(taken.gm.graph)}
+    axes = {name: axis for name, axis in axes.items() if name in names}
+    return row_axes(taken.gm, axes | {noise.name: 0 for noise in taken.noises if noise.shape})
+
+
 def keep_results(body: fx.GraphModule, kept: Sequence[int]) -> fx.GraphModule:
     """A copy of a body that returns some of its results only. Checks, draws and writes stay."""
     graph = fx.Graph()
@@ -121,6 +136,26 @@ def keep_results(body: fx.GraphModule, kept: Sequence[int]) -> fx.GraphModule:
         if not node.users and not fixed and node.op != "output":
             graph.erase_node(node)
     return fx.GraphModule(body, graph)
+
+
+def without_checks(op: Op) -> Callable[..., Any]:
+    """What an operation computes, without the nodes that look at values and may raise."""
+    if op.body is None or op.impl is None or not any(map(is_check, op.body.graph.nodes)):
+        return op
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(op.body.graph, {}))
+    for node in list(graph.nodes):
+        if is_check(node) and not node.users:
+            graph.erase_node(node)
+    module = fx.GraphModule(op.body, graph)
+    return first_of(module) if op.signature.results == 1 else module.forward
+
+
+def first_of(module: fx.GraphModule) -> Callable[..., Any]:
+    """A body with one result as a function that returns this result, however the body does."""
+    forward: Callable[..., Any] = module.forward
+    tuple_of_one = isinstance(output_node(module.graph).args[0], tuple | list)
+    return (lambda *args: forward(*args)[0]) if tuple_of_one else forward
 
 
 def named_axes(node: fx.Node) -> dict[str, int]:

@@ -109,13 +109,23 @@ def _changed_later(loop: LoopView, node: fx.Node, deps: Dependences) -> Blocker 
                     where=tuple(w for w in (place(node), place(other)) if w),
                 )
     for user in node.users:
-        if is_call(user) and any(e.state == "*" for e in deps.effects(user)):
+        unknown = is_call(user) and any(e.state == "*" for e in deps.effects(user))
+        if unknown or _kept(node, user):
             return Blocker(
                 "retained-instance",
                 f"{title(user)} may change or keep the value of {title(node)}",
                 where=tuple(w for w in (place(node), place(user)) if w),
             )
     return None
+
+
+def _kept(node: fx.Node, user: fx.Node) -> bool:
+    """Whether an operation puts the value into a container, which then holds one a trip."""
+    if not is_call(user):
+        return False
+    op = op_of(user)
+    args = dict(zip(op.signature.params, user.args, strict=False))
+    return any(args.get(value) is node for _, value in op.attributes.get("keeps", ()))
 
 
 def _may_leave(node: fx.Node) -> bool:

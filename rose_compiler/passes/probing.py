@@ -8,6 +8,16 @@ from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import facts
 from rose_compiler.ir.deps import place, title
 from rose_compiler.ir.program import op_of
+from rose_compiler.passes.base import PassContext
+
+
+def ask(context: PassContext, node: fx.Node, rows: tuple[int, ...]) -> Blocker | None:
+    """What the probe says against computing a node in tiles of these rows."""
+    try:
+        verdict = context.probe(node, rows)
+    except Exception as error:  # a probe runs the user's code
+        return Blocker("not-probed", f"trying {title(node)} raised {type(error).__name__}: {error}")
+    return differs(node, verdict, rows, context.numerics)
 
 
 def computes(node: fx.Node) -> bool:

@@ -22,6 +22,7 @@ from rose_compiler.ir.slice import Split as Sliced
 from rose_compiler.ir.slice import split_outputs
 from rose_compiler.passes.base import Pass, context_of
 from rose_compiler.passes.graphs import (
+    axes_of_results,
     is_check,
     named_axes,
     part,
@@ -128,7 +129,7 @@ def apply(node: fx.Node, sliced: Sliced, rewrite: Rewriter) -> tuple[fx.Node, fx
     handed = [*(names[p] for p in sliced.early_outputs), *sliced.passed]
     results = _results(early, early_specs, made, handed, rewrite)
     # values that the late half takes from the early one, by their names in the original graph
-    early_axes = first.signature.separable()
+    early_axes = first.signature.separable() or axes_of_results(sliced.early, axes)
     for k, name in enumerate(handed):
         given[name] = results[k]
         if f"return.{k}" in early_axes:

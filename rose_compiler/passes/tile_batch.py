@@ -20,7 +20,7 @@ from rose_compiler.ir.program import LoopView, is_call, is_item, is_state, is_st
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes.base import Pass, PassContext, context_of
 from rose_compiler.passes.borrowed import lends, why_not_copied
-from rose_compiler.passes.probing import computes, differs
+from rose_compiler.passes.probing import ask, computes
 from rose_compiler.passes.recurrence import (
     Recurrence,
     env_state,
@@ -93,10 +93,9 @@ class TileBatch(Pass):
                 return reason
         for node in found.nodes:
             tiles = tiling.group_rows if node in found.before else tuple(rows)
-            if node is not found.step and is_call(node) and computes(node):
-                verdict = context.probe(node, tiles)
-                if reason := differs(node, verdict, tiles, context.numerics):
-                    return reason
+            asked = node is not found.step and is_call(node) and computes(node)
+            if asked and (reason := ask(context, node, tiles)):
+                return reason
         return tiling
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -62,3 +63,12 @@ def concat(*parts: Any) -> Any:
     if isinstance(parts[0], torch.Tensor):
         return torch.cat(parts)
     return np.concatenate(parts)
+
+
+def split_rows(value: Any, items: Sequence[Any]) -> tuple[Any, ...]:
+    """Views of consecutive rows of ``value``, as many in each as the entry of ``items`` has."""
+    parts, low = [], 0
+    for item in items:
+        parts.append(value[low : low + item.shape[0]])
+        low += item.shape[0]
+    return tuple(parts)

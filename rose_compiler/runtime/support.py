@@ -211,6 +211,7 @@ class Runtime:
 
     snapshot: Callable[[Any], Any] = staticmethod(buffers.snapshot)
     concat: Callable[..., Any] = staticmethod(buffers.concat)
+    split_rows: Callable[[Any, Any], Any] = staticmethod(buffers.split_rows)
 
 
 def _child(value: Any, name: str) -> Any:

@@ -311,7 +311,7 @@ def ppo(
     call("store_values", 8, buf, t, value)
     array = call("to_numpy", 9, action, spec=_array(n, ACT))
     borrowed = {"alias": ("envs.outputs",), "borrowed": True} if lends else {}
-    stepped = call("step", 9, array, envs, **borrowed)
+    stepped = call("step", 9, array, envs, spec=Spec("tuple", "tuple"), **borrowed)
     parts = call("unpack", 9, stepped, **borrowed)
     next_obs = result(parts, 0, "next_obs", _array(n, OBS), **borrowed)
     reward = result(parts, 1, "reward", _array(n, dtype="float64"), **borrowed)

@@ -137,6 +137,24 @@ def test_known_trips_allow_what_may_raise() -> None:
     assert not history.remarks.applied()
 
 
+def test_a_value_that_a_container_keeps_stays(blocked) -> None:
+    text = """
+@op(reads=[], writes=[], may_raise=False)
+def fresh(x): ...
+
+@op(reads=["log"], writes=["log"], results=0, attributes={"keeps": (("log", "h"),)})
+def put(log, h): ...
+
+def f(x, *, log):
+    for t in trips(0, 3, 1):
+        h = fresh(x)
+        put(log, h)
+        yield ()
+    return x
+"""
+    assert blocked(text, HoistInvariant()) == ["retained-instance"]
+
+
 def test_a_mutable_local_stays() -> None:
     text = """
 @op(reads=[], writes=[], may_raise=False)
@@ -177,9 +195,10 @@ def rollout(obs0, *, envs):
 TILED = PassContext(options=Decision(groups=2), shards={"envs": (2, 2)})
 
 
-def drawing(
-    text: str = DRAWING, spec: Spec | None = Spec("tensor", "Tensor", (4, 3), "float32", "cpu")
-):
+ROWS = Spec("tensor", "Tensor", (4, 3), "float32", "cpu")
+
+
+def drawing(text: str = DRAWING, spec: Spec | None = ROWS):
     program = parse(text, {"step": lambda action, envs: action * 0.5})
     op = next(op for op in program.ops.by_name.values() if op.name == "act")
     for node in op.body.graph.nodes:
