@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from rose_compiler.base.errors import fail
+from rose_compiler.base.errors import RoseError, SourceLocation, fail
 from rose_compiler.frontend.modes import undecorated
 from rose_compiler.ir.effects import parse_entry
 
@@ -26,50 +27,78 @@ class Declaration:
 
 
 _DECLARED: dict[types.FunctionType, Declaration] = {}
+_PROCESS = re.compile(r"rng:[A-Za-z_]+|host|\*")
+_BATCH = re.compile(r"return(\.\d+)?")
 
 
 def record(
     target: Callable[..., Any],
-    reads: Any = None,
-    writes: Any = None,
+    reads: Iterable[str] | None = None,
+    writes: Iterable[str] | None = None,
     batch: Mapping[str, int] | None = None,
 ) -> None:
     """Remember what a function declares.
 
     Raises:
-        DeclarationError: for a malformed entry, or one that names no parameter of the function.
+        DeclarationError: for what is no function, a malformed entry, one that names no parameter of
+            the function, or a second declaration that differs from the first.
     """
     function = plain(target)
     if function is None:
-        raise fail("declare-syntax", f"{target!r} is no Python function; declare effects of one")
-    names = set(
-        function.__code__.co_varnames[
-            : function.__code__.co_argcount + function.__code__.co_kwonlyargcount
-        ]
-    )
+        raise fail("declare-target", f"{target!r} is no Python function")
+    code = function.__code__
+    where = SourceLocation(code.co_filename, code.co_firstlineno)
+    called = function.__qualname__
+    names = set(inspect.signature(function).parameters)
+    kept: dict[str, tuple[str, ...] | None] = {"reads": None, "writes": None}
     for kind, entries in (("reads", reads), ("writes", writes)):
-        for entry in entries or ():
-            try:
-                parsed = parse_entry(entry)
-            except (ValueError, TypeError):
-                raise fail(
-                    "declare-syntax", f"{kind}={entry!r} of {function.__qualname__}"
-                ) from None
-            if (
-                parsed.root not in names
-                and not parsed.root.startswith("rng:")
-                and parsed.root not in ("host", "*")
-            ):
-                raise fail(
-                    "declare-unknown-name",
-                    f"{kind}={entry!r} of {function.__qualname__} names no parameter",
-                    expected=", ".join(sorted(names)),
-                    found=parsed.root,
-                )
-    _DECLARED[function] = Declaration(
-        None if reads is None else tuple(reads),
-        None if writes is None else tuple(writes),
-        None if batch is None else tuple(sorted(batch.items())),
+        if entries is None:
+            continue
+        if isinstance(entries, str):
+            what = f"{kind}={entries!r} of {called} is one text"
+            raise fail("declare-syntax", what, where=where, expected="a list of entries")
+        kept[kind] = tuple(entries)
+        for entry in kept[kind] or ():
+            _check_entry(kind, entry, called, names, where)
+    for name, axis in (batch or {}).items():
+        if name not in names and not _BATCH.fullmatch(name):
+            raise _unknown("batch", name, called, names, name, where)
+        if type(axis) is not int:
+            what = f"batch={{{name!r}: {axis!r}}} of {called}"
+            raise fail("declare-syntax", what, where=where, expected="the number of an axis")
+    made = Declaration(
+        kept["reads"], kept["writes"], None if batch is None else tuple(sorted(batch.items()))
+    )
+    if _DECLARED.setdefault(function, made) != made:
+        raise fail(
+            "declare-conflict",
+            f"{called} is declared a second time, differently",
+            where=where,
+            expected=_DECLARED[function],
+            found=made,
+        )
+
+
+def _check_entry(
+    kind: str, entry: str, called: str, names: set[str], where: SourceLocation
+) -> None:
+    try:
+        parsed = parse_entry(entry)
+    except (ValueError, TypeError, AttributeError):
+        raise fail("declare-syntax", f"{kind} entry {entry!r} of {called}", where=where) from None
+    if parsed.root not in names and not _PROCESS.fullmatch(parsed.root):
+        raise _unknown(kind, entry, called, names, parsed.root, where)
+
+
+def _unknown(
+    kind: str, entry: str, called: str, names: set[str], found: str, where: SourceLocation
+) -> RoseError:
+    return fail(
+        "declare-unknown-name",
+        f"{kind} entry {entry!r} of {called} names no parameter",
+        where=where,
+        expected=", ".join(sorted(names)),
+        found=found,
     )
 
 

@@ -29,6 +29,7 @@ class LoopFrame:
 
     carried: tuple[str, ...]
     builder: Builder
+    scope: Scope
 
 
 class Core:

@@ -1,10 +1,10 @@
 """Effects of one block of the user's statements, by walking its tree with the types seen.
 
 The walk is an abstract interpretation: every expression has the *places* it may share memory with,
-the live object it is if that is known, and its type if that is known. Calls are looked up (declared,
-in the tables, or by walking the callee's own source); a call that stays unknown reads and writes
-everything. Conversions and operators of values whose type is not known (``float(x)``, ``x + y``)
-are taken to have no effects: a special method that has some is not seen.
+the live object it is if that is known, and its type if that is known. Calls are looked up
+(declared, in the tables, or by walking the callee's own source); a call that stays unknown reads
+and writes everything. Conversions and operators of values whose type is not known (``float(x)``,
+``x + y``) are taken to have no effects: a special method that has some is not seen.
 """
 
 from __future__ import annotations

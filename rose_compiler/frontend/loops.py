@@ -137,7 +137,7 @@ class LoopLowering(BranchLowering):
         for name in stored:
             if name not in carried:
                 scope.bindings.pop(name, None)
-        self.loops.append(LoopFrame(tuple(carried), child))
+        self.loops.append(LoopFrame(tuple(carried), child, scope))
         try:
             if isinstance(node, ast.For):
                 if isinstance(node.target, ast.Name):

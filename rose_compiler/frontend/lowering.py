@@ -10,7 +10,8 @@ from typing import Any
 
 import torch.fx as fx
 
-from rose_compiler.frontend import liveness, rewrite_ast
+from rose_compiler.base.errors import fail
+from rose_compiler.frontend import components, liveness, rewrite_ast
 from rose_compiler.frontend.core import maybe_unbound, names_of_tuple
 from rose_compiler.frontend.loops import LoopLowering
 from rose_compiler.frontend.scope import Missing, Scope, Static
@@ -52,6 +53,12 @@ class Lowering(LoopLowering):
             return
         elif not isinstance(node, (ast.Pass, ast.Break, ast.Continue)):
             self.refuse_rebinding(node, scope)
+            if isinstance(node, (ast.Try, ast.TryStar)) and self.structural([node], scope):
+                raise fail(
+                    "capture-try-around-component",
+                    "`try` around a call that leads to a policy, simulator or trainer",
+                    where=scope.source.where(node),
+                )
             self.blocks.emit([node], scope, builder, live)
 
     def bound_without_operation(self, node: ast.stmt, scope: Scope) -> bool:
@@ -165,13 +172,27 @@ class Lowering(LoopLowering):
                 value = scope.static(node.value)
                 if value is None:
                     return False
-            if isinstance(value, Static):
-                once = all(scope.stores(n) == 1 for n in names)
-                if not value.root or isinstance(value.value, super) or not once:
-                    return False
+            if isinstance(value, Static) and not self.may_stand_for(value, names, scope, node):
+                return False
         for each in names:
             scope.bindings[each] = value
         return True
+
+    def may_stand_for(self, static: Static, names: list[str], scope: Scope, node: ast.stmt) -> bool:
+        """Whether variables may stand for a live object: not if a loop hands them on."""
+        if not static.root or isinstance(static.value, super):
+            return False
+        carried = {n for f in self.loops if f.scope is scope for n in f.carried}
+        if not carried & set(names):
+            return True
+        if components.is_component(static.value):
+            raise fail(
+                "capture-rebind-component",
+                f"`{names[0]}` is rebound inside a loop",
+                where=scope.source.where(node),
+                found=type(static.value).__name__,
+            )
+        return False
 
     def bind_import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> bool:
         """Modules that are loaded already are bound without an operation."""

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import ast
+import datetime
+import inspect
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+
 from rose_compiler.base.errors import fail
+from rose_compiler.frontend import liveness
 from rose_compiler.frontend.source import FunctionSource
 
 _THREADS = (
     "threading",
+    "_thread",
     "multiprocessing",
     "queue",
+    "_queue",
     "concurrent.futures",
     "asyncio",
     "torch.multiprocessing",
@@ -23,25 +31,24 @@ _CLOCKS = {
     "monotonic",
     "perf_counter",
     "process_time",
+    "thread_time",
     "time_ns",
     "perf_counter_ns",
     "monotonic_ns",
+    "process_time_ns",
 }
+_FRAMES = (locals, sys._getframe, inspect.currentframe, inspect.stack)
 
 Resolve = Callable[[ast.expr], Any]
 
 
-def check(
-    source: FunctionSource, resolve: Resolve, is_component: Resolve, *, inlined: bool = False
-) -> None:
-    """Refuse a function that holds a construct of LOOPS "refused".
+def check(source: FunctionSource, resolve: Resolve, is_component: Resolve) -> None:
+    """Refuse a function that holds a construct which can't be compiled soundly.
 
     Args:
         source: the function.
         resolve: gives the live object behind an expression, or ``None``.
         is_component: whether an expression names a policy, simulator or trainer.
-        inlined: whether the function is entered from another one; ``return`` in a loop then only
-            keeps it from being inlined.
 
     Raises:
         CaptureError: naming line, construct and the way out.
@@ -55,6 +62,7 @@ class _Checker(ast.NodeVisitor):
         self.resolve = resolve
         self.is_component = is_component
         self.loops: list[ast.For | ast.While] = []
+        self.timed = self._timed_names()
 
     def run(self) -> None:
         for statement in self.source.node.body:
@@ -63,20 +71,8 @@ class _Checker(ast.NodeVisitor):
     def refuse(self, code: str, what: str, node: ast.AST) -> None:
         raise fail(code, what, where=self.source.where(node))
 
-    def visit_Yield(self, node: ast.Yield) -> None:
-        self.refuse("capture-yield", "`yield` in a compiled function", node)
-
-    def visit_YieldFrom(self, node: ast.YieldFrom) -> None:
-        self.refuse("capture-yield", "`yield from` in a compiled function", node)
-
     def visit_Await(self, node: ast.Await) -> None:
         self.refuse("capture-await", "`await` in a compiled function", node)
-
-    def visit_AsyncFor(self, node: ast.AsyncFor) -> None:
-        self.refuse("capture-await", "`async for` in a compiled function", node)
-
-    def visit_AsyncWith(self, node: ast.AsyncWith) -> None:
-        self.refuse("capture-await", "`async with` in a compiled function", node)
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
         self.refuse("capture-lambda", "`lambda` in a compiled function", node)
@@ -101,40 +97,42 @@ class _Checker(ast.NodeVisitor):
             self.refuse("capture-return-in-loop", "`return` inside a loop", node)
         self.generic_visit(node)
 
-    def visit_Try(self, node: ast.Try) -> None:
+    def visit_Try(self, node: ast.Try | ast.TryStar) -> None:
         for part in ast.walk(node):
             if isinstance(part, ast.Call) and self.is_component(part.func):
-                self.refuse(
-                    "capture-try-around-component",
-                    f"`try` around `{ast.unparse(part.func)}(...)`",
-                    node,
-                )
+                what = f"`try` around `{ast.unparse(part.func)}(...)`"
+                self.refuse("capture-try-around-component", what, node)
         self.generic_visit(node)
 
     def visit_TryStar(self, node: ast.TryStar) -> None:
-        self.visit_Try(node)  # type: ignore[arg-type]
+        self.visit_Try(node)
+
+    # -- calls ---------------------------------------------------------------------------------
 
     def visit_Call(self, node: ast.Call) -> None:
+        called = ast.unparse(node.func)
         if isinstance(node.func, ast.Attribute) and node.func.attr in ("__enter__", "__exit__"):
-            self.refuse("capture-manual-enter", f"`{node.func.attr}` called by hand", node)
+            self.refuse("capture-manual-enter", f"`{called}` called by hand", node)
         target = self.resolve(node.func)
-        if isinstance(node.func, ast.Name) and target is not None:
-            name = getattr(target, "__name__", "")
-            if target in (locals, vars) or name in ("locals",):
-                self.refuse("capture-locals", f"`{node.func.id}()` in a compiled function", node)
-            if target is exec:
-                self.refuse("capture-exec", "`exec` in a compiled function", node)
-            if target is eval:
-                self.refuse("capture-eval", "`eval` in a compiled function", node)
-        module = getattr(target, "__module__", None) or ""
-        owner = getattr(getattr(target, "__self__", None), "__class__", None)
-        owner_module = getattr(owner, "__module__", "") or ""
-        for candidate in (module, owner_module):
-            if any(candidate == m or candidate.startswith(m + ".") for m in _THREADS):
-                self.refuse(
-                    "capture-thread", f"`{ast.unparse(node.func)}` in a compiled function", node
-                )
+        bare_vars = target is vars and not node.args
+        if any(target is f for f in _FRAMES) or bare_vars:
+            self.refuse("capture-locals", f"`{called}()` in a compiled function", node)
+        if target is exec:
+            self.refuse("capture-exec", "`exec` in a compiled function", node)
+        if target is eval:
+            self.refuse("capture-eval", "`eval` in a compiled function", node)
+        if _in_modules(target, _THREADS):
+            self.refuse("capture-thread", f"`{called}` in a compiled function", node)
         self.generic_visit(node)
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        call = node.value
+        if isinstance(call, ast.Call) and self.resolve(call.func) is torch.set_grad_enabled:
+            what = f"`{ast.unparse(call)}` without `with`: the mode outlives the statement"
+            self.refuse("capture-manual-enter", what, node)
+        self.generic_visit(node)
+
+    # -- loops ---------------------------------------------------------------------------------
 
     def _loop(self, node: ast.For | ast.While) -> None:
         self.loops.append(node)
@@ -143,12 +141,12 @@ class _Checker(ast.NodeVisitor):
         self.loops.pop()
 
     def visit_For(self, node: ast.For) -> None:
-        if isinstance(node.iter, ast.Name):
+        for container in _iterated(node.iter):
             for part in _walk(node.body):
-                if mutates(part, node.iter.id):
+                if mutates(part, container):
                     self.refuse(
                         "capture-mutate-iterated",
-                        f"`{node.iter.id}` is changed while the loop of line {node.lineno} "
+                        f"`{container}` is changed while the loop of line {node.lineno} "
                         "iterates over it",
                         part,
                     )
@@ -158,21 +156,63 @@ class _Checker(ast.NodeVisitor):
         self._clock_branch(node.test)
         self._loop(node)
 
+    # -- the wall clock ------------------------------------------------------------------------
+
     def visit_If(self, node: ast.If) -> None:
+        self._clock_branch(node.test)
+        self.generic_visit(node)
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
         self._clock_branch(node.test)
         self.generic_visit(node)
 
     def _clock_branch(self, test: ast.expr) -> None:
         for part in ast.walk(test):
-            if isinstance(part, ast.Call):
-                target = self.resolve(part.func)
-                if (
-                    getattr(target, "__module__", None) == "time"
-                    and getattr(target, "__name__", "") in _CLOCKS
-                ):
-                    self.refuse(
-                        "capture-wall-clock-branch", f"a branch on `{ast.unparse(part)}`", test
-                    )
+            is_name = isinstance(part, ast.Name) and part.id in self.timed
+            if is_name or self._is_clock(part):
+                what = f"a branch on the clock, by `{ast.unparse(part)}`"
+                self.refuse("capture-wall-clock-branch", what, test)
+
+    def _is_clock(self, node: ast.AST) -> bool:
+        if not isinstance(node, ast.Call):
+            return False
+        target = self.resolve(node.func)
+        name = getattr(target, "__name__", "")
+        if getattr(target, "__module__", None) == "time":
+            return name in _CLOCKS
+        owner = getattr(target, "__self__", None)
+        return owner in (datetime.datetime, datetime.date) and name in ("now", "utcnow", "today")
+
+    def _timed_names(self) -> set[str]:
+        """Variables whose value hangs on the clock."""
+        timed: set[str] = set()
+        before = -1
+        while len(timed) != before:
+            before = len(timed)
+            for part in ast.walk(self.source.node):
+                if not isinstance(part, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
+                    continue
+                value = part.value
+                if value is None:
+                    continue
+                if any(self._is_clock(p) for p in ast.walk(value)) or liveness.reads(value) & timed:
+                    timed |= _plain_targets(part)
+        return timed
+
+
+def _plain_targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr) -> set[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return {t.id for t in targets if isinstance(t, ast.Name)}
+
+
+def _in_modules(target: Any, modules: tuple[str, ...]) -> bool:
+    """Whether a callable, or the object that it is a method of, comes from one of the modules."""
+    owner = type(getattr(target, "__self__", None))
+    for found in (getattr(target, "__module__", None), getattr(owner, "__module__", None)):
+        name = found if isinstance(found, str) else ""
+        if any(name == m or name.startswith(m + ".") for m in modules):
+            return True
+    return False
 
 
 _MUTATORS = {
@@ -190,20 +230,31 @@ _MUTATORS = {
     "appendleft",
     "popleft",
 }
+_THROUGH = ("enumerate", "zip", "reversed", "iter")
+_VIEWS = ("items", "keys", "values")
 
 
-def mutates(node: ast.AST, name: str) -> bool:
-    """Whether a node changes the length of the container called ``name``."""
+def _iterated(expression: ast.expr) -> list[str]:
+    """The containers that a loop iterates over, as they are written: names and attribute paths."""
+    if isinstance(expression, (ast.Name, ast.Attribute)):
+        return [ast.unparse(expression)]
+    if not isinstance(expression, ast.Call):
+        return []
+    function = expression.func
+    if isinstance(function, ast.Name) and function.id in _THROUGH:
+        return [c for a in expression.args for c in _iterated(a)]
+    if isinstance(function, ast.Attribute) and function.attr in _VIEWS and not expression.args:
+        return _iterated(function.value)
+    return []
+
+
+def mutates(node: ast.AST, container: str) -> bool:
+    """Whether a node changes the length of the container that is written so."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return (
-            isinstance(node.func.value, ast.Name)
-            and node.func.value.id == name
-            and node.func.attr in _MUTATORS
-        )
+        return node.func.attr in _MUTATORS and ast.unparse(node.func.value) == container
     if isinstance(node, ast.Delete):
         return any(
-            isinstance(t, ast.Subscript) and isinstance(t.value, ast.Name) and t.value.id == name
-            for t in node.targets
+            isinstance(t, ast.Subscript) and ast.unparse(t.value) == container for t in node.targets
         )
     return False
 

@@ -61,7 +61,7 @@ def function_of(fn: Any) -> tuple[types.FunctionType, Any]:
     """
     name = getattr(fn, "__qualname__", None) or repr(fn)
     if isinstance(fn, type):
-        raise fail("capture-class", f"{name} is a class")
+        raise fail("capture-class", f"{name} is a class", where=_where_defined(fn))
     if isinstance(fn, (staticmethod, classmethod)):
         fn = fn.__func__
     bound = None
@@ -82,6 +82,13 @@ def function_of(fn: Any) -> tuple[types.FunctionType, Any]:
     return fn, bound
 
 
+def _where_defined(cls: type) -> SourceLocation | None:
+    try:
+        return SourceLocation(inspect.getfile(cls), inspect.getsourcelines(cls)[1])
+    except (OSError, TypeError):
+        return None
+
+
 def read(fn: Any) -> FunctionSource:
     """The source of a function, a bound method or a closure.
 
@@ -100,11 +107,14 @@ def read(fn: Any) -> FunctionSource:
         or inspect.iscoroutinefunction(function)
         or inspect.isasyncgenfunction(function)
     ):
-        raise fail(
-            "capture-generator-fn",
-            f"{function.__qualname__} is a generator or coroutine function",
-            where=where,
-        )
+        suspends = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)
+        found = tree(function)
+        parts = [] if found is None else [p for p in ast.walk(found) if isinstance(p, suspends)]
+        if parts:
+            first = min(parts, key=lambda p: p.lineno)
+            where = SourceLocation(code.co_filename, first.lineno, first.col_offset)
+        what = f"{function.__qualname__} is a generator or coroutine function"
+        raise fail("capture-generator-fn", what, where=where)
     node = tree(function)
     if not isinstance(node, ast.FunctionDef):
         raise fail(

@@ -1,8 +1,8 @@
 """Random small Python functions, as text, to compare their captured forms with.
 
 The text uses what training loops use: nested loops over ranges and containers, counters, ``break``
-and ``continue``, flags, branches, tuple, chained and subscript targets, attributes, helpers that are
-inlined, and calls of a declared component, which make loops and branches structure.
+and ``continue``, flags, branches, tuple, chained and subscript targets, attributes, helpers that
+are inlined, and calls of a declared component, which make loops and branches structure.
 """
 
 from __future__ import annotations
@@ -166,7 +166,8 @@ def statement(draw: Any, depth: int, loop: bool, fresh: Any) -> list[str]:
         kinds += ["exit"]
     kind = draw(st.sampled_from(kinds))
     body = statements(depth - 1, loop, fresh) if depth else None
-    test = f"{draw(expressions(depth=1))} {draw(st.sampled_from(('>', '<', '==', '%')))} {draw(expressions(depth=0))}"
+    op = draw(st.sampled_from((">", "<", "==", "%")))
+    test = f"{draw(expressions(depth=1))} {op} {draw(expressions(depth=0))}"
     if kind == "if":
         lines = [f"if {test}:", *_indented(draw(body))]
         if draw(st.booleans()):
@@ -178,7 +179,11 @@ def statement(draw: Any, depth: int, loop: bool, fresh: Any) -> list[str]:
     if kind == "with":
         return ["with torch.no_grad():", *_indented(draw(body))]
     if kind == "try":
-        safe = [line for line in draw(statements(0, False, fresh)) if "tick" not in line]
+        safe = [
+            line
+            for line in draw(statements(0, False, fresh))
+            if "tick" not in line and "walk" not in line
+        ]
         return [
             "try:",
             *_indented(safe or ["pass"]),

@@ -1,0 +1,108 @@
+"""What users say about their code: effects of functions, and names for stretches and loops.
+
+Nothing here does anything when nothing is compiled: a declared function is the same function, a
+phase is an empty ``with``, a named loop iterates over what it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, overload
+
+from rose_compiler.frontend import components
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+@overload
+def component(function: F, /) -> F: ...
+
+
+@overload
+def component(
+    *,
+    reads: Iterable[str] | None = None,
+    writes: Iterable[str] | None = None,
+    batch: Mapping[str, int] | None = None,
+) -> Callable[[F], F]: ...
+
+
+def component(
+    function: Any = None,
+    /,
+    *,
+    reads: Iterable[str] | None = None,
+    writes: Iterable[str] | None = None,
+    batch: Mapping[str, int] | None = None,
+) -> Any:
+    """Make a function or method a component: one operation of the program, never looked into.
+
+    Args:
+        reads: what a call reads, ``writes`` what it may change. Entries are rooted at a parameter
+            name or ``self`` (``"self.policy.params"``, ``"buf[t]"``), or name a state of the
+            process: ``"rng:torch"``, ``"rng:numpy"``, ``"rng:python"``, ``"host"``. ``[]`` means
+            nothing; left out, the call is taken to read or write everything.
+        writes: see ``reads``. A call that changes more than it says breaks its declaration.
+        batch: parameters and results (``"return"``, ``"return.0"``) with the axis along which their
+            rows do not mix: calling it with some of the rows gives these rows of the results.
+
+    Raises:
+        DeclarationError: for a malformed entry, one that names no parameter, or no function.
+    """
+
+    def decorate(target: F) -> F:
+        components.record(target, reads, writes, batch)
+        return target
+
+    return decorate if function is None else decorate(function)
+
+
+def declare(
+    target: Callable[..., Any],
+    *,
+    reads: Iterable[str] | None = None,
+    writes: Iterable[str] | None = None,
+    batch: Mapping[str, int] | None = None,
+) -> None:
+    """Declare a function or method whose source can't be edited: ``declare(Type.method, ...)``.
+
+    The arguments and errors are those of :func:`component`. Declaring the same thing again with the
+    same entries changes nothing.
+    """
+    components.record(target, reads, writes, batch)
+
+
+class _Phase:
+    """A named stretch of the user's code. Entering one does nothing by itself."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+
+def phase(name: str) -> _Phase:
+    """Name a stretch of code: ``with rose_compiler.phase("render"): ...``.
+
+    Profiles and windows show it, in worker processes too. It never changes what the code does.
+    """
+    return _Phase(name)
+
+
+def loop(name: str, iterable: Iterable[T]) -> Iterable[T]:
+    """Name a loop: ``for k in rose_compiler.loop("denoise", range(steps)): ...``.
+
+    Returns ``iterable`` itself.
+    """
+    return iterable
+
+
+phase.__rose_phase__ = True  # type: ignore[attr-defined]
+loop.__rose_loop__ = True  # type: ignore[attr-defined]
