@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.fx as fx
 
-from rose_compiler.codegen.module import is_block
+from rose_compiler.codegen.module import class_of, is_block
 from rose_compiler.codegen.nests import Statements
 from rose_compiler.codegen.rename import CannotMerge
 from rose_compiler.codegen.schedule import Action, Body, Schedule, acts, is_pick
@@ -88,7 +88,7 @@ class Merger:
         if not is_block(op) or len(node.args) != len(op.attributes["inputs"]):
             return ()
         known = op.attributes
-        return known["filename"], id(known["globals"]), known.get("owner")
+        return known["filename"], id(known["globals"]), class_of(known)
 
     def _one(self, graph: fx.Graph, *, inside: bool) -> Home | tuple[()] | None:
         """The home of all of a body. An exit belongs into the function of its loop."""
@@ -164,7 +164,7 @@ class Merger:
             known["globals"],
             maybe_unbound={name for n, name in made.inputs.items() if n in self.unset},
             constants=made.constants,
-            owner=known.get("owner"),
+            owner=class_of(known),
         )
         return Merged(tuple(run), function, tuple(made.inputs), outputs, modes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 from typing import Any
 
@@ -63,6 +64,7 @@ class Module:
                 known["filename"],
                 known["globals"],
                 maybe_unbound={*unset, *known.get("maybe_unbound", ())},
+                owner=class_of(known),
             )
         else:
             # without the operation around it a call costs what calling the user's function costs
@@ -75,6 +77,19 @@ def is_block(op: Op) -> bool:
     needed = ("stmts", "inputs", "outputs", "filename", "globals")
     known = op.attributes
     return all(k in known for k in needed) and runs_statements(op.impl, known["stmts"])
+
+
+def class_of(known: dict[str, Any]) -> str | None:
+    """The class that a block's statements must be compiled in, for the sake of private names."""
+    owner = known.get("owner")
+    if owner is None:
+        return None
+    for stmt in known["stmts"]:
+        for part in ast.walk(stmt):
+            name = getattr(part, "id", None) or getattr(part, "attr", None)
+            if isinstance(name, str) and name.startswith("__") and not name.endswith("__"):
+                return str(owner)
+    return None
 
 
 def graph_function(name: str, op: Op, printer: Printer) -> list[str]:
