@@ -41,7 +41,7 @@ def _environments(graph: fx.Graph) -> int | None:
             op = op_of(node)
             static = op.attributes.get("statics", {}).get(op.attributes["step"]["env"])
             count = getattr(static.value, "num_envs", None) if isinstance(static, Static) else None
-            if isinstance(count, int) and count > 1:
+            if isinstance(count, int) and count >= 1:
                 return count
     return None
 
