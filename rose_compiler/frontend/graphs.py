@@ -43,8 +43,9 @@ class Run:
 def trace_runs(program: Program, record: Record, log: RemarkLog) -> int:
     """Trace what can be traced in the bodies of loops that step a simulator.
 
-    A simulator whose step was inlined counts. Elsewhere the user's statements stay as they are: one operation of straight Python costs less
-    than a graph that nothing is done with. Returns the number of graphs made.
+    A simulator whose step was inlined counts. Elsewhere the user's statements stay as they are:
+    one operation of straight Python costs less than a graph that nothing is done with. Returns the
+    number of graphs made.
     """
     made = 0
     for loop in program.loops():
@@ -252,7 +253,7 @@ def _function(
             if argument in env:
                 return env[argument]
             assert is_item(argument)
-            return operator.getitem(get(argument.args[0]), argument.args[1])  # type: ignore[call-overload]
+            return operator.getitem(get(argument.args[0]), argument.args[1])
 
         for node in run.nodes:
             env[node] = op_of(node)(*(get(a) for a in node.args))
