@@ -23,7 +23,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "codegen": ("base", "ir"),
     "kernels": ("base",),
     "runtime": ("base",),
-    "sim": ("base",),
+    "sim": ("base", "runtime.hosts"),
 }
 #: These may import every layer. The empty name is the package's own __init__.
 EVERYTHING = ("", "api", "cli", "testing")

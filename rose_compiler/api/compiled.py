@@ -155,7 +155,7 @@ class Compiled:
             raise NotImplementedError("explain('cost'): the symbolic cost model is not there yet")
         if topic is not None:
             raise fail(
-                "config-value",
+                "config-argument",
                 f"explain({topic!r})",
                 expected="nothing, or 'cost'",
                 found=repr(topic),

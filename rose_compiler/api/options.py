@@ -69,7 +69,7 @@ def make_options(
         if str(backend).startswith("virtual:"):
             raise NotImplementedError("backend='virtual:...': the virtual GPU is not there yet")
         raise fail(
-            "config-value",
+            "config-argument",
             f"backend={backend!r}{nearest(str(backend), _BACKENDS)}",
             expected="one of " + ", ".join(map(repr, _BACKENDS)),
             found=repr(backend),
@@ -79,7 +79,7 @@ def make_options(
             isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0
         ):
             raise fail(
-                "config-value",
+                "config-argument",
                 f"{name}={value!r}",
                 expected="a positive number or None",
                 found=repr(value),
@@ -89,7 +89,7 @@ def make_options(
         decision = Decision.load(tune)
     elif not isinstance(tune, bool):
         raise fail(
-            "config-value",
+            "config-argument",
             f"tune={tune!r}",
             expected="True, False or the path of a decision",
             found=repr(tune),

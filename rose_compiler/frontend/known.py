@@ -73,6 +73,12 @@ def effects_of_callable(
     """
     call = CallShape(tuple(arg_types), dict(kwarg_types or {}), bound_self)
     found = CALLABLES.get(id(obj))
+    if found is None and isinstance(obj, types.FunctionType):
+        # torch wraps some of its own functions once its compiler has been imported
+        inner = getattr(obj, "_torchdynamo_orig_callable", None) or getattr(obj, "__wrapped__", None)
+        if str(obj.__globals__.get("__name__")).startswith("torch."):
+            obj = obj if inner is None else inner
+            found = CALLABLES.get(id(obj))
     if found is not None and found[0] is obj:
         return found[1](call)
     if isinstance(obj, functools.partial):

@@ -36,6 +36,7 @@ _REDUCTIONS = frozenset(
 )
 _CONVERSIONS = (
     *(torch.as_tensor, torch.asarray, torch.tensor, torch.from_numpy),
+    *(torch.Tensor, torch.FloatTensor, torch.DoubleTensor, torch.LongTensor),
     *(np.asarray, np.array, np.ascontiguousarray, np.asanyarray, np.copy),
     *(np.zeros_like, np.ones_like, np.full_like, torch.zeros_like, torch.ones_like),
     *(torch.full_like, torch.clone, torch.detach, np.nan_to_num, np.round),

@@ -104,7 +104,7 @@ class Call:
         """The axis of an argument that must be batched along one axis."""
         axis = self.axis(value)
         if not isinstance(axis, int):
-            self.fail("not-proven-separable", "an operand has no single batch axis")
+            self.refuse("not-proven-separable", "an operand has no single batch axis")
         assert isinstance(axis, int)
         return axis
 
@@ -117,19 +117,19 @@ class Call:
         allowed = [v for v in values if isinstance(v, fx.Node)]
         for operand in self.batched:
             if operand not in allowed:
-                self.fail("batch-coupling", f"its operand `{operand.name}` differs from row to row")
+                self.refuse("batch-coupling", f"its operand `{operand.name}` differs from row to row")
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the result."""
         return shape_of(self.node)
 
-    def fail(self, code: str, why: str, allow: str | None = None) -> None:
+    def refuse(self, code: str, why: str, allow: str | None = None) -> None:
         raise Coupled(code, f"`{self.node.name}`: {why}", allow)
 
     def coupled(self, what: str) -> None:
         """Fail: the call mixes rows."""
-        self.fail("batch-coupling", f"{what} the batch axis")
+        self.refuse("batch-coupling", f"{what} the batch axis")
 
 
 Rule = Callable[[Call], Axis]

@@ -46,12 +46,12 @@ def aligned(call: Call, operands: list[fx.Node], shape: tuple[int, ...]) -> int:
         if axis is not None:
             found.add(call.row_axis(operand) + len(shape) - len(shape_of(operand)))
     if len(found) != 1:
-        call.fail("batch-coupling", "operands have their batches along different axes")
+        call.refuse("batch-coupling", "operands have their batches along different axes")
     axis = found.pop()
     for operand in operands:
         own = axis - len(shape) + len(shape_of(operand))
         if call.axis(operand) is None and own >= 0 and shape_of(operand)[own] != 1:
-            call.fail(
+            call.refuse(
                 "not-proven-separable",
                 f"`{operand.name}` has {shape_of(operand)[own]} rows and is not part of the batch",
             )
@@ -154,23 +154,23 @@ def _product(call: Call, a: fx.Node, b: fx.Node) -> Axis:
     leading = max(rank_a, rank_b, 2) - 2
     if axis_a is not None and axis_a == rank_a - 2:
         if axis_b is not None:
-            call.fail("batch-coupling", "every row meets every row of the other operand")
+            call.refuse("batch-coupling", "every row meets every row of the other operand")
         return rank - 2 if rank_b > 1 else rank - 1
     if axis_b is not None and axis_b == rank_b - 1:
         if axis_a is not None:
-            call.fail("batch-coupling", "every row meets every row of the other operand")
+            call.refuse("batch-coupling", "every row meets every row of the other operand")
         return rank - 1
     places = set()
     for axis, own in ((axis_a, rank_a), (axis_b, rank_b)):
         if axis is not None:
             places.add(axis + leading - (own - 2))
     if len(places) != 1:
-        call.fail("batch-coupling", "operands have their batches along different axes")
+        call.refuse("batch-coupling", "operands have their batches along different axes")
     place = places.pop()
     for axis, operand, own in ((axis_a, a, rank_a), (axis_b, b, rank_b)):
         mine = place - leading + (own - 2)
         if axis is None and mine >= 0 and own > 2 and shape_of(operand)[mine] != 1:
-            call.fail("not-proven-separable", f"`{operand.name}` is not part of the batch")
+            call.refuse("not-proven-separable", f"`{operand.name}` is not part of the batch")
     return place
 
 
@@ -180,7 +180,7 @@ def _addmm(call: Call) -> Axis:
     if call.axis(bias) is None:
         own = axis - len(call.shape) + len(shape_of(bias))
         if own >= 0 and shape_of(bias)[own] != 1:
-            call.fail("not-proven-separable", f"`{bias.name}` is not part of the batch")
+            call.refuse("not-proven-separable", f"`{bias.name}` is not part of the batch")
     elif call.row_axis(bias) + len(call.shape) - len(shape_of(bias)) != axis:
         call.coupled("adds across")
     return axis
@@ -191,7 +191,7 @@ def _einsum(call: Call) -> Axis:
     operands = call.args[1] if isinstance(call.args[1], tuple | list) else call.args[1:]
     left, arrow, right = equation.partition("->")
     if not arrow or "." in equation:
-        call.fail("not-proven-separable", "its equation has no explicit result, or dots")
+        call.refuse("not-proven-separable", "its equation has no explicit result, or dots")
     letters = {
         term[call.row_axis(operand)]
         for term, operand in zip(left.split(","), operands, strict=True)
@@ -215,7 +215,7 @@ def _norm(call: Call) -> Axis:
 
 def _diff(call: Call) -> Axis:
     if call.arg(3, "prepend") is not None or call.arg(4, "append") is not None:
-        call.fail("not-proven-separable", "something is put in front or behind")
+        call.refuse("not-proven-separable", "something is put in front or behind")
     axis = call.row_axis(call.args[0])
     if normal_dim(call.arg(2, "dim", -1), len(shape_of(call.args[0]))) == axis:
         call.coupled("works along")
@@ -242,7 +242,7 @@ def _cosine(call: Call) -> Axis:
     a, b = call.args[:2]
     rank = len(shape_of(a))
     if len(shape_of(b)) != rank:
-        call.fail("not-proven-separable", "its operands differ in rank")
+        call.refuse("not-proven-separable", "its operands differ in rank")
     sizes = zip(shape_of(a), shape_of(b), strict=True)
     axis = aligned(call, [a, b], tuple(max(x, y) for x, y in sizes))
     dim = normal_dim(call.arg(2, "dim", 1), rank)

@@ -15,7 +15,7 @@ def _spatial(dims: int) -> Rule:
         source = call.args[0]
         call.only(source)
         if call.row_axis(source) != 0 or len(shape_of(source)) != dims + 2:
-            call.fail("not-proven-separable", "the batch is not the first of its axes")
+            call.refuse("not-proven-separable", "the batch is not the first of its axes")
         return 0
 
     return rule
@@ -46,7 +46,7 @@ def _batch_norm(call: Call) -> Axis:
     """``batch_norm(x, weight, bias, mean, var, training, ...)``."""
     call.only(call.args[0])
     if call.arg(5, "training") is not False:
-        call.fail("batch-coupling", "it normalizes by statistics of the whole batch")
+        call.refuse("batch-coupling", "it normalizes by statistics of the whole batch")
     if call.row_axis(call.args[0]) != 0:
         call.coupled("normalizes over")
     return 0
@@ -62,7 +62,7 @@ def _embedding(call: Call) -> Axis:
 def _one_hot(call: Call) -> Axis:
     classes = call.arg(1, "num_classes", -1)
     if not isinstance(classes, int) or classes < 0:
-        call.fail(
+        call.refuse(
             "batch-coupling",
             "the number of classes comes from the whole batch",
             "one_hot(x, num_classes)",
@@ -80,12 +80,12 @@ def _attention(call: Call) -> Axis:
     ):
         call.coupled("attends across")
     if call.arg(4, "dropout_p", 0.0) != 0.0:
-        call.fail("draw-order", "it draws a dropout mask")
+        call.refuse("draw-order", "it draws a dropout mask")
     mask = call.arg(3, "attn_mask")
     if is_tensor(mask):
         own = axis - rank + len(shape_of(mask))
         if call.axis(mask) is None and own >= 0 and shape_of(mask)[own] != 1:
-            call.fail("not-proven-separable", "the mask is not part of the batch")
+            call.refuse("not-proven-separable", "the mask is not part of the batch")
         if call.axis(mask) is not None and call.row_axis(mask) != own:
             call.coupled("masks across")
     return axis
@@ -97,7 +97,7 @@ def _native_attention(call: Call) -> Axis:
         call.coupled("attends across")
     mask = call.arg(9, "mask")
     if is_tensor(mask) and call.axis(mask) != 0:
-        call.fail("not-proven-separable", "the mask is not part of the batch")
+        call.refuse("not-proven-separable", "the mask is not part of the batch")
     return ("each", 0)
 
 
@@ -107,13 +107,13 @@ def _python_attention(call: Call) -> Axis:
         call.coupled("attends across")
     call.only(*call.args[:3], call.node.kwargs.get("key_padding_mask"))
     if call.arg(13, "training", True) and call.arg(10, "dropout_p", 0.0):
-        call.fail("draw-order", "it draws a dropout mask")
+        call.refuse("draw-order", "it draws a dropout mask")
     padding = call.node.kwargs.get("key_padding_mask")
     mask: Any = call.node.kwargs.get("attn_mask")
     if (is_tensor(padding) and call.axis(padding) != 0) or (
         is_tensor(mask) and len(shape_of(mask)) != 2
     ):
-        call.fail("not-proven-separable", "a mask is not part of the batch")
+        call.refuse("not-proven-separable", "a mask is not part of the batch")
     return (1, 0)
 
 
@@ -129,7 +129,7 @@ def _cell(call: Call) -> Axis:
     """Recurrent cells: ``cell(x, state, weights...)``, all batched along axis 0."""
     states = call.args[1] if isinstance(call.args[1], tuple | list) else (call.args[1],)
     if any(call.axis(x) != 0 for x in (call.args[0], *states)):
-        call.fail("not-proven-separable", "input and state are not both batched along axis 0")
+        call.refuse("not-proven-separable", "input and state are not both batched along axis 0")
     call.only(call.args[0], *states)
     return ("each", 0) if isinstance(call.args[1], tuple | list) else 0
 
@@ -140,10 +140,10 @@ def _recurrent(call: Call) -> Axis:
     states = call.args[1] if isinstance(call.args[1], tuple | list) else (call.args[1],)
     axis = 0 if call.arg(8, "batch_first", False) else 1
     if call.axis(call.args[0]) != axis or any(call.axis(s) != 1 for s in states):
-        call.fail("not-proven-separable", "input and state are not both batched")
+        call.refuse("not-proven-separable", "input and state are not both batched")
     call.only(call.args[0], *states)
     if call.arg(5, "dropout", 0.0) and call.arg(6, "train", False):
-        call.fail("draw-order", "it draws dropout masks")
+        call.refuse("draw-order", "it draws dropout masks")
     return (axis, *(1 for _ in states))
 
 

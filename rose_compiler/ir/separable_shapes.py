@@ -32,7 +32,7 @@ def _reshaped(call: Call, sizes: tuple[Any, ...] | None) -> Axis:
         if size == count and product(after[:place]) == lead:
             break
     else:
-        call.fail("batch-coupling", f"rows are merged or split from {before} to {after}")
+        call.refuse("batch-coupling", f"rows are merged or split from {before} to {after}")
     if sizes is not None and place < len(sizes) and sizes[place] != -1:
         fixed = tuple(-1 if k == place else size for k, size in enumerate(after))
         call.rows.literals[call.node] = Literal(count, (fixed,))
@@ -49,7 +49,7 @@ def _sizes(call: Call) -> tuple[Any, ...]:
 def _reshape(call: Call) -> Axis:
     sizes = _sizes(call)
     if any(not isinstance(s, int) for s in sizes):
-        call.fail("not-proven-separable", "its sizes are not known")
+        call.refuse("not-proven-separable", "its sizes are not known")
     return _reshaped(call, sizes)
 
 
@@ -60,7 +60,7 @@ def _flatten(call: Call) -> Axis:
 def _reshape_as(call: Call) -> Axis:
     place = _reshaped(call, None)
     if call.axis(call.arg(1, "other")) != place:
-        call.fail("not-proven-separable", "the shape comes from what is not part of the batch")
+        call.refuse("not-proven-separable", "the shape comes from what is not part of the batch")
     return place
 
 
@@ -78,7 +78,7 @@ def _squeeze(call: Call) -> Axis:
     axis, rank = call.row_axis(source), len(shape_of(source))
     dims = dims_of(call.arg(1, "dim"), rank)
     if dims is None:
-        call.fail(
+        call.refuse(
             "not-proven-separable",
             "it drops every axis of size 1, the batch's too when there is one row",
             "name the axis: squeeze(-1)",
@@ -115,7 +115,7 @@ def _getattr(call: Call) -> Axis:
         return rank - 1 - axis
     if name in ("mT", "mH"):
         return {rank - 1: rank - 2, rank - 2: rank - 1}.get(axis, axis)
-    call.fail("not-proven-separable", f"the attribute {name}")
+    call.refuse("not-proven-separable", f"the attribute {name}")
     return None
 
 
@@ -176,7 +176,7 @@ def _cat(call: Call) -> Axis:
     dim = normal_dim(call.arg(1, "dim", 0), len(call.shape))
     axes = {call.axis(p) for p in parts}
     if len(axes) != 1:
-        call.fail("not-proven-separable", "some of the parts are not batched, or along other axes")
+        call.refuse("not-proven-separable", "some of the parts are not batched, or along other axes")
     axis = call.row_axis(parts[0])
     if dim == axis:
         call.coupled("joins along")
@@ -187,7 +187,7 @@ def _stack(call: Call) -> Axis:
     parts = call.args[0]
     dim = normal_dim(call.arg(1, "dim", 0), len(call.shape))
     if len({call.axis(p) for p in parts}) != 1:
-        call.fail("not-proven-separable", "some of the parts are not batched, or along other axes")
+        call.refuse("not-proven-separable", "some of the parts are not batched, or along other axes")
     axis = call.row_axis(parts[0])
     return axis + 1 if dim <= axis else axis
 
@@ -218,7 +218,7 @@ def _getitem(call: Call) -> Axis:
     arrays = [i for i in items if is_tensor(i)]
     single = sum(1 for i in items if not (i is None or i is Ellipsis or isinstance(i, slice)))
     if (arrays and (single > 1 or is_mask(arrays[0]))) or any(isinstance(i, list) for i in items):
-        call.fail("not-proven-separable", "it is indexed by a list, a mask or several tensors")
+        call.refuse("not-proven-separable", "it is indexed by a list, a mask or several tensors")
     if axis is None:
         return _looked_up(call, source, items)
     call.only(source)
@@ -256,14 +256,14 @@ def _width(call: Call, item: Any) -> int:
     if is_tensor(item):
         return len(shape_of(item))
     if isinstance(item, bool):
-        call.fail("not-proven-separable", "it is indexed by a truth value")
+        call.refuse("not-proven-separable", "it is indexed by a truth value")
     return 0
 
 
 def _looked_up(call: Call, source: Any, items: tuple[Any, ...]) -> Axis:
     """Rows of a table that is the same for all, by an index that is batched."""
     if len(items) != 1 or not is_tensor(items[0]):
-        call.fail("not-proven-separable", "a batched index is mixed with others")
+        call.refuse("not-proven-separable", "a batched index is mixed with others")
     return call.row_axis(items[0])
 
 
