@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rose_compiler.base.errors import RoseError, fail, nearest
+from rose_compiler.base.knobs import Settings
 from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.ir.dump import dump
 from rose_compiler.ir.parse import parse
@@ -92,7 +94,8 @@ class PassManager:
     ``verify``: 0 checks nothing, 1 checks the rules of the stage after each pass, 2 checks also
     that the dump parses back to itself. ``fuel`` is how many rewrites may be applied in all; passes
     then leave the rest, so that a wrong rewrite is found by bisection. ``dump_dir`` receives a
-    numbered dump after each pass. ``names`` selects passes as :func:`select` does.
+    numbered dump after each pass, with times, activity and origins if ``facts``. ``names`` selects
+    passes as :func:`select` does. ``echo`` prints remarks to standard error as they are made.
     """
 
     def __init__(
@@ -103,11 +106,28 @@ class PassManager:
         fuel: int | None = None,
         dump_dir: str | Path | None = None,
         names: Sequence[str] = (),
+        facts: bool = False,
+        echo: bool = False,
     ) -> None:
         self.passes = select(passes, names)
+        self.facts = facts
+        self.echo = echo
         self.verify = verify
         self.fuel = fuel
         self.dump_dir = None if dump_dir is None else Path(dump_dir)
+
+    @classmethod
+    def of(cls, passes: Sequence[Pass], settings: Settings) -> Self:
+        """A manager as the settings in force want it."""
+        return cls(
+            passes,
+            verify=settings.verify,
+            fuel=settings.fuel,
+            dump_dir=settings.dump,
+            names=settings.passes,
+            facts=settings.facts,
+            echo=settings.remarks,
+        )
 
     def run(self, program: Program, context: PassContext | None = None) -> History:
         """Rewrite the program in place; what it was after each pass, with the remarks.
@@ -121,6 +141,7 @@ class PassManager:
         self._record(program, START, history)
         for one in self.passes:
             rewriter = Rewriter(program, history.remarks, one.name, fuel, context)
+            before = len(history.remarks)
             try:
                 one.run_program(program, rewriter)
                 rewriter.tidy()
@@ -129,6 +150,8 @@ class PassManager:
                 error.add_note(f"in pass {one.name!r} over program {program.name!r}")
                 raise
             history.rewrites[one.name] = rewriter.rewrites
+            if self.echo and len(history.remarks) > before:
+                print(history.remarks[before:].render(), file=sys.stderr)
             self._record(program, one.name, history)
         return history
 
@@ -143,7 +166,8 @@ class PassManager:
         if self.dump_dir is not None:
             self.dump_dir.mkdir(parents=True, exist_ok=True)
             path = self.dump_dir / f"{program.name}.{len(history):02d}-{name}.py"
-            path.write_text(text + "\n", encoding="utf-8")
+            shown = dump(program, costs=True, origins=True) if self.facts else text
+            path.write_text(shown + "\n", encoding="utf-8")
         history.entries.append((name, text))
 
 

@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 
 from rose_compiler.base.errors import ConfigError, VerifyError
+from rose_compiler.base.knobs import Settings
 from rose_compiler.ir.ops import Op, Signature
 from rose_compiler.ir.parse import parse
 from rose_compiler.passes import pipeline
@@ -158,3 +159,15 @@ def test_late_marks_the_program_as_scheduled_only_if_it_placed_something() -> No
     assert program.stage == "captured"
     PassManager([Place()]).run(program)
     assert program.stage == "scheduled"
+
+
+def test_settings_reach_the_manager(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = Settings(
+        dump=str(tmp_path), facts=True, remarks=True, verify=2, passes=("-hoist",), fuel=2
+    )
+    manager = PassManager.of(PIPELINE, settings)
+    assert (manager.verify, manager.fuel, manager.facts) == (2, 2, True)
+    assert "hoist" not in [p.name for p in manager.passes]
+    manager.run(parse(DEAD))
+    assert capsys.readouterr().err.count("nothing uses the value of `double`") == 1
+    assert len(list(tmp_path.iterdir())) == len(manager.passes) + 1
