@@ -107,7 +107,8 @@ def test_products_that_differ_in_bits_run_whole(tmp_path) -> None:  # type: igno
         check_equal(eager, setup, state, 20)
         remarks = compiled._last.unit.build(compiled.decision).history.remarks
         assert any(r.code == "probe-bits-differ" for r in remarks.missed()), compiled.explain()
-        assert overlapped(compiled)
+        # the whole batch steps on a lane of its own, beside the coordinator's late work
+        assert compiled.runtime.timeline.lanes() == ("shard:envs",)
     finally:
         compiled.close()
         eager.close()
