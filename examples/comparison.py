@@ -95,6 +95,7 @@ class Effort:
     trial: float = 0.5
     capacity_repeats: int = 2
     capacity_seconds: float = 2.0
+    capacity_retries: int = 1
 
 
 Step = Callable[[], object]
@@ -110,14 +111,16 @@ def compare(
     critical_path: float,
     steps: int,
     effort: Effort,
-) -> Table:
-    """Measure in alternation, and put it in a table. A call is an iteration of `steps` steps.
+) -> tuple[Table, str]:
+    """Measure in alternation: a table, and how to read it. A call is an iteration of `steps` steps.
 
     E0 is `eager`, E1 the fastest of `sequential`. `work` are iterations on one core in one process;
     the fastest counts. `capacity_of` sets up one of those, for processes of its own.
     `critical_path` is in seconds an iteration.
     """
-    capacity = measure.capacity(capacity_of, effort.capacity_repeats, effort.capacity_seconds)
+    capacity = measure.capacity(
+        capacity_of, effort.capacity_repeats, effort.capacity_seconds, effort.capacity_retries
+    )
     best = measure.fastest(sequential, 1, effort.trial)
     leanest = measure.fastest(work, 1, effort.trial)
     variants = {"E0": eager, "E1": sequential[best], "compiled": compiled, "work": work[leanest]}
@@ -129,7 +132,7 @@ def compare(
 
     work_ms = 1e3 * float(np.median(seconds.pop("work")))
 
-    table = Table(title="settled training", title_justify="left", caption_justify="left")
+    table = Table()
     table.add_column("")
     for name in ("steps/s", "times E0", "times E1", "share of bound"):
         table.add_column(name, justify="right")
@@ -143,7 +146,7 @@ def compare(
             ),
         )
     trials = effort.pairs * len(variants)
-    table.caption = (
+    notes = (
         f"E0: as written. E1: as written, {best}.\n"
         f"Medians of {effort.pairs} neighbouring trials [bootstrap 95% interval], "
         f"{measured.noisy} of {trials} trials beside other load.\n"
@@ -151,7 +154,7 @@ def compare(
         f"at least its work on one core, {work_ms:.0f} ms ({leanest}), divided by the "
         f"{capacity.median:.2f} cores' worth that this machine does at once.\n{measure.machine()}"
     )
-    return table
+    return table, notes
 
 
 def draw(curves: Mapping[str, Curve], episode: int, title: str, path: Path) -> None:

@@ -321,10 +321,10 @@ def show(fast: Any, console: Console) -> None:
     loop = loop_around(fast.source, "env_step", start="def run(")
     print_program(console, "emitted: the rollout", loop, "all of it: compiled.source")
     console.rule("compiled.explain()", align="left")
-    console.print(fast.explain(width=console.width), markup=False, highlight=False)
+    console.print(fast.explain(width=console.width), markup=False, highlight=False, soft_wrap=True)
 
 
-def measure(eager: Run, compiled: Run, fast: Any, cfg: Config, effort: Effort) -> Table:
+def measure(eager: Run, compiled: Run, fast: Any, cfg: Config, effort: Effort) -> tuple[Table, str]:
     """E0, E1 and compiled against each other and against the bound, as trainings that go on."""
     default = torch.get_num_threads()
     counts = sorted({1, default})
@@ -378,7 +378,7 @@ def main(argv: list[str] | None = None) -> None:
     cfg, effort, iterations = Config(), Effort(), args.iterations or 100
     if args.quick:
         cfg = replace(cfg, num_envs=8, num_steps=16, hidden=64, minibatch=64, episode=20)
-        effort = Effort(pairs=2, trial=0.05, capacity_repeats=1, capacity_seconds=0.3)
+        effort = Effort(2, trial=0.05, capacity_repeats=1, capacity_seconds=0.3, capacity_retries=0)
         iterations = args.iterations or 12
     console = Console()
     if console.width < 100:
@@ -403,8 +403,9 @@ def main(argv: list[str] | None = None) -> None:
         draw(curves, cfg.episode, title, args.out)
         console.rule("steps/s", align="left")
         with console.status("measuring both trainings in alternation"):
-            table = measure(eager, compiled, fast, cfg, effort)
+            table, notes = measure(eager, compiled, fast, cfg, effort)
         console.print(table)
+        console.print(notes, highlight=False, soft_wrap=True)
         console.print(f"learning curves: {args.out}", highlight=False)
 
 
