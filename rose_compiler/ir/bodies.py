@@ -11,6 +11,7 @@ import torch
 import torch.fx as fx
 
 from rose_compiler.ir import facts, program
+from rose_compiler.ir.builder import settle_target
 from rose_compiler.ir.ops import BRANCH, BREAK_IF, CONTINUE_IF, LOOP, STATE
 from rose_compiler.ir.program import BranchView, LoopView, Program, Value, is_call
 
@@ -71,11 +72,11 @@ def captured_param(owner: fx.Node, outer: fx.Node, graph: fx.Graph) -> fx.Node:
 def add_placeholder(graph: fx.Graph, name: str) -> fx.Node:
     """One more placeholder, behind those there are."""
     params = program.placeholders(graph)
-    if params:
-        with graph.inserting_after(params[-1]):
-            return graph.placeholder(name)
-    with graph.inserting_before(next(iter(graph.nodes))):
-        return graph.placeholder(name)
+    first = next(iter(graph.nodes))
+    with graph.inserting_after(params[-1]) if params else graph.inserting_before(first):
+        param = graph.placeholder(name)
+    settle_target(param)
+    return param
 
 
 def stand_for(param: fx.Node, outer: fx.Node) -> None:
@@ -120,6 +121,7 @@ def add_carried_placeholder(loop: LoopView, init: Value, name: str) -> fx.Node:
     """The placeholder of one more carried value, the last; its next value is still to be given."""
     with loop.graph.inserting_after([loop.index, *loop.carried][-1]):
         param = loop.graph.placeholder(name)
+    settle_target(param)
     body, bounds, carried, captured = loop.node.args
     loop.node.args = (body, bounds, (*carried, init), captured)  # type: ignore[misc]
     known = facts.get(init) if isinstance(init, fx.Node) else facts.Facts()
@@ -156,7 +158,7 @@ def drop_unused_captured(owner: fx.Node) -> bool:
         for param, outer in zip(captured_params(owner, graph), owner.args[3], strict=True):  # type: ignore[arg-type]
             if param.users:
                 used.add(outer)
-    kept = tuple(n for n in owner.args[3] if n in used)  # type: ignore[union-attr, operator]
+    kept = tuple(n for n in owner.args[3] if n in used)  # type: ignore[union-attr]
     if len(kept) == len(owner.args[3]):  # type: ignore[arg-type]
         return False
     for graph in graphs_of(owner):

@@ -14,13 +14,12 @@ from typing import Any
 import torch.fx as fx
 
 from rose_compiler.base.errors import VerifyError, fail
-from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.ir import bodies, facts, motion, program
-from rose_compiler.ir.deps import Dependences, place, title
+from rose_compiler.ir.deps import place, title
+from rose_compiler.ir.nesting import Nesting
 from rose_compiler.ir.ops import BRANCH, BUILTINS, LOOP, STATE, Op
-from rose_compiler.ir.program import Builder, LoopView, Program, Value, is_call, is_item
+from rose_compiler.ir.program import Builder, LoopView, Value, is_call, is_item
 from rose_compiler.ir.reporter import Fuel as Fuel
-from rose_compiler.ir.reporter import Reporter
 from rose_compiler.ir.site import LoopBuilder as LoopBuilder
 from rose_compiler.ir.site import Site
 
@@ -29,42 +28,12 @@ _PLACEMENT = frozenset({"slot", "cost"})
 _OBSERVED = _PLACEMENT | {"spec"}
 
 
-class Rewriter(Reporter):
+class Rewriter(Nesting):
     """Changes one program on behalf of one pass.
 
     ``fuel`` limits how many rewrites may be applied: a pass asks :meth:`spend` before each, and
     :meth:`applied` counts it. ``context`` is whatever the manager hands to its passes.
     """
-
-    def __init__(
-        self,
-        of: Program,
-        log: RemarkLog,
-        pass_name: str,
-        fuel: Fuel | int | None = None,
-        context: Any = None,
-    ) -> None:
-        super().__init__(log, pass_name, fuel)
-        self.program = of
-        self.context = context
-        self._deps: Dependences | None = None
-
-    # -- questions
-
-    @property
-    def deps(self) -> Dependences:
-        """The dependences of the program as it stands now; kept until the next change."""
-        if self._deps is None:
-            self._deps = Dependences(self.program)
-        return self._deps
-
-    def owner(self, graph: fx.Graph) -> fx.Node | None:
-        """The loop or branch that a body belongs to; ``None`` for the root graph.
-
-        Raises:
-            ValueError: when the graph belongs to no body of the program.
-        """
-        return bodies.owner(self.program, graph)
 
     # -- making nodes
 
@@ -311,36 +280,7 @@ class Rewriter(Reporter):
                 elif not node.users and (is_item(node) or is_call(node, STATE)):
                     self.erase(node)
 
-    # -- nesting
-
-    def use(self, value: Value, graph: fx.Graph) -> Value:
-        """``value`` as seen in ``graph``: captured, level by level, where it lives further out.
-
-        Raises:
-            ValueError: when no graph around ``graph`` holds the value.
-        """
-        if not isinstance(value, fx.Node) or value.graph is graph:
-            return value
-        owner = self.owner(graph)
-        if owner is None:
-            raise ValueError(f"{value} belongs to no graph around the place it is used at")
-        return self.import_value(owner, value, graph=graph)
-
-    def import_value(
-        self, owner: fx.Node, value: Value, *, graph: fx.Graph | None = None
-    ) -> fx.Node:
-        """Capture an outer value for the body of a loop or branch; the placeholder inside.
-
-        Both arms of a branch get one; ``graph`` says in which to return it (the first if left out).
-        """
-        value = self.use(value, owner.graph)
-        graphs = bodies.graphs_of(owner)
-        if value not in owner.args[3]:  # type: ignore[operator]
-            for body in graphs:
-                bodies.stand_for(bodies.add_placeholder(body, value.name), value)
-            owner.args = (*owner.args[:3], (*owner.args[3], value))  # type: ignore[misc]
-            self._changed()
-        return bodies.captured_param(owner, value, graph or graphs[0])
+    # -- carried values
 
     def add_carried(
         self,
@@ -373,11 +313,6 @@ class Rewriter(Reporter):
         return param, self.item(view.node, count)
 
     # -- inner workings
-
-    def _owner_of(self, node: fx.Node) -> fx.Node:
-        owner = self.owner(node.graph)
-        assert owner is not None
-        return owner
 
     @contextmanager
     def _at(self, before: fx.Node | None, after: fx.Node | None) -> Iterator[fx.Graph]:
@@ -415,9 +350,6 @@ class Rewriter(Reporter):
                     graph.erase_node(param)
         captured = tuple(n for n in owner.args[3] if isinstance(n, fx.Node))  # type: ignore[union-attr]
         owner.args = (*owner.args[:3], captured)
-
-    def _changed(self) -> None:
-        self._deps = None
 
     def _illegal(self, node: fx.Node, other: fx.Node, found: str) -> VerifyError:
         error = fail(

@@ -47,7 +47,7 @@ def shuffle(program: Program, draw: random.Random) -> tuple[int, int]:
     return done, refused
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(programs(), st.randoms(use_true_random=False))
 def test_allowed_moves_change_nothing(generated: Generated, draw: random.Random) -> None:
     before = generated.run_and_snapshot()
@@ -74,7 +74,7 @@ def reorder(graph: fx.Graph, deps: Dependences, draw: random.Random) -> int:
     return sum(a is not b for a, b in zip(nodes, order, strict=True))
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(programs(), st.randoms(use_true_random=False))
 def test_any_order_that_the_edges_allow_changes_nothing(
     generated: Generated, draw: random.Random
@@ -111,7 +111,7 @@ def program_exit(node: fx.Node) -> bool:
     return is_exit(node) or (is_structure(node) and not is_call(node, LOOP))
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(programs())
 def test_allowed_hoists_change_nothing(generated: Generated) -> None:
     before = generated.run_and_snapshot()

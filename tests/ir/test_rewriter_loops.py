@@ -10,7 +10,14 @@ from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.ir import facts, interp, ops
 from rose_compiler.ir.dump import dump
 from rose_compiler.ir.parse import parse
-from rose_compiler.ir.program import BranchView, LoopView, Program, op_of, output_node
+from rose_compiler.ir.program import (
+    BranchView,
+    LoopView,
+    Program,
+    op_of,
+    output_node,
+    placeholders,
+)
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.ir.verify import verify
 
@@ -278,3 +285,27 @@ def test_captured_values_of_a_branch_come_into_both_arms() -> None:
     again = r.import_value(branch, the(p, "a"), graph=BranchView(branch).orelse.graph)
     assert again.graph is BranchView(branch).orelse.graph
     assert outcome(p, 1, 2) == EXPECTED
+
+
+def test_placeholders_of_one_name_can_be_copied() -> None:
+    p = program(
+        """
+def f(x, *, s):
+    for t, x in L(0, 3, 1, x=x):
+        a = double(x)
+        w = push(s, a)
+        yield a
+    last = L.x
+    return last
+"""
+    )
+    r = rewriter(p)
+    loop = LoopView(p.find("L"))
+    outer = next(n for n in p.graph.nodes if n.name == "x")
+    inner = r.use(outer, loop.graph)
+    r.add_carried(loop, 0, inner, name="x")
+    # fx compiles the copy, and refuses two parameters of one name
+    copy = r.clone(loop.node, {}, before=loop.node)
+    targets = [n.target for n in placeholders(LoopView(copy).graph)]
+    assert len(set(targets)) == len(targets) == 5
+    verify(p)
