@@ -73,15 +73,17 @@ def main() -> None:
 
         plain = SyncVectorEnv([make])
         plain.reset()
-        print(f"{'SyncVectorEnv, 1 env':26} {what:12} {measure(lambda e=plain: e.step(actions))}")
+        print(
+            f"{'SyncVectorEnv, 1 env':26} {what:12} {measure(lambda e=plain, a=actions: e.step(a))}"
+        )
         for hosts in ("inline", "thread", "process"):
             env = ShardedEnv([make], hosts=hosts)
             env.reset()
-            text = measure(lambda e=env: e.step(actions))
+            text = measure(lambda e=env, a=actions: e.step(a))
             print(f"{'ShardedEnv, 1 env, ' + hosts:26} {what:12} {text}")
             if hosts == "process":
                 shard = env.shards()[0]
-                payload = measure(lambda s=shard: (s.step_async(actions), s.step_wait()))
+                payload = measure(lambda s=shard, a=actions: (s.step_async(a), s.step_wait()))
                 print(f"{'  its shard alone':26} {what:12} {payload}")
             env.close()
 

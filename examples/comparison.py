@@ -46,10 +46,15 @@ def print_program(console: Console, title: str, text: str, note: str) -> None:
 
 
 def loop_around(text: str, needle: str, start: str = "") -> str:
-    """The innermost `for` statement that holds a line with `needle`, behind a line with `start`."""
+    """The innermost `for` statement that holds a line with `needle`, behind a line with `start`.
+
+    Where no such line is, because the user's own statements run as they are, all behind `start`.
+    """
     lines = text.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith(start))
-    at = next(i for i in range(first, len(lines)) if needle in lines[i])
+    at = next((i for i in range(first, len(lines)) if needle in lines[i]), None)
+    if at is None:
+        return "\n".join(lines[first:])
     depth = _indent(lines[at])
     head = next(
         i

@@ -33,6 +33,51 @@ class BranchLowering(CallLowering):
             return
         inside = liveness.live_in(node.body, live) | liveness.live_in(node.orelse, live)
         pred = self.predicate(node.test, "pred", scope, builder, inside)
+        pieces = [(b, s) for b in (True, False) for s in self.segments(_arm(node, b), scope)]
+        if len(pieces) <= 1 + bool(node.orelse):
+            self.one_branch(node, pred, scope, builder, live)
+            return
+        # each piece under the test for itself: what one of them does holds up no other
+        name = scope.fresh("pred")
+        scope.bindings[name] = pred
+        following = live
+        after: list[set[str]] = []
+        for _, piece in reversed(pieces):
+            after.append(following)
+            following = liveness.live_in(piece, following) | following
+        for (taken, piece), needed in zip(pieces, reversed(after), strict=True):
+            test = rewrite_ast.name(name, node.test)
+            made = ast.If(test, piece, []) if taken else ast.If(test, [ast.Pass()], piece)
+            made = ast.fix_missing_locations(ast.copy_location(made, piece[0]))
+            if self.structural(piece, scope):
+                self.one_branch(made, pred, scope, builder, needed)
+            else:
+                self.blocks.emit([made], scope, builder, needed)
+        scope.bindings.pop(name)
+
+    def segments(self, statements: list[ast.stmt], scope: Scope) -> list[list[ast.stmt]]:
+        """An arm cut at its loops and branches, and at calls that lead to some."""
+        found: list[list[ast.stmt]] = []
+        open_run = False
+        for statement in statements:
+            cut = isinstance(statement, (ast.If, ast.For, ast.While)) or (
+                isinstance(statement, (ast.Assign, ast.Expr))
+                and isinstance(statement.value, ast.Call)
+                and self.matters(statement.value, scope)
+                and not self.steps(statement.value, scope)
+                and self.structural([statement], scope)
+            )
+            if cut or not open_run:
+                found.append([statement])
+            else:
+                found[-1].append(statement)
+            open_run = not cut
+        return found
+
+    def one_branch(
+        self, node: ast.If, pred: fx.Node, scope: Scope, builder: Builder, live: set[str]
+    ) -> None:
+        """One branch operation with the arms lowered in place."""
         before = dict(scope.bindings)
         arms: list[tuple[Builder, dict[str, Any]]] = []
         for body in (node.body, node.orelse):
@@ -173,3 +218,7 @@ class BranchLowering(CallLowering):
             self.as_output(scope.bindings.get(n, UNBOUND), scope, builder) for n in frame.carried
         )
         builder.call(op, pred, carried, **self.known(node, scope))
+
+
+def _arm(node: ast.If, taken: bool) -> list[ast.stmt]:
+    return node.body if taken else node.orelse

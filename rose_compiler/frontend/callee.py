@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from rose_compiler.base.errors import CaptureError
 from rose_compiler.frontend import components, liveness, refuse, rewrite_ast, source
 from rose_compiler.frontend.core import Core
@@ -55,6 +57,18 @@ class Callees(Core):
             and components.declared(target.value) is not None
             and not any(isinstance(a, ast.Starred) for a in call.args)
             and not any(k.arg is None for k in call.keywords)
+        )
+
+    def trains(self, call: ast.Call, scope: Scope) -> bool:
+        """Whether a call is an optimizer's, or a scaler's for one."""
+        if not isinstance(call.func, ast.Attribute):
+            return False
+        owner = scope.static(call.func.value)
+        kinds = (torch.optim.Optimizer, torch.amp.GradScaler)
+        return (
+            owner is not None
+            and isinstance(owner.value, kinds)
+            and call.func.attr in ("step", "zero_grad")
         )
 
     def inlineable(self, call: ast.Call, target: Any, scope: Scope) -> source.FunctionSource | None:
@@ -119,9 +133,10 @@ class Callees(Core):
                 if target is None:
                     continue
                 value = target.value
+                if self.trains(part, scope):
+                    return True
                 if (
                     components.simulator_of_step(value) is not None
-                    or components.is_trainer_call(value)
                     or components.declared(value) is not None
                 ):
                     return True

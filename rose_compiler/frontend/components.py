@@ -146,15 +146,6 @@ def simulator_of_step(target: Any) -> Any:
     return owner if owner is not None and is_simulator(owner) else None
 
 
-def is_trainer_call(target: Any) -> bool:
-    """Whether a callable is an optimizer's ``step``."""
-    owner = getattr(target, "__self__", None)
-    return isinstance(owner, torch.optim.Optimizer) and getattr(target, "__name__", "") in (
-        "step",
-        "zero_grad",
-    )
-
-
 def is_component(value: Any) -> bool:
     """Whether an object is a policy, simulator or trainer."""
     return isinstance(value, (torch.nn.Module, torch.optim.Optimizer)) or is_simulator(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import inspect
 import types
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rose_compiler.frontend import components, known, liveness, source
+from rose_compiler.frontend import components, effects_iter, known, liveness, source
 from rose_compiler.frontend.attributes import NOT_STATIC
 from rose_compiler.frontend.effects_declared import declared_call
 from rose_compiler.frontend.effects_known import PARAMETERS, apply, parameters, structured
@@ -115,15 +116,26 @@ def static_call(
         return FRESH
     if isinstance(target, torch.nn.Module):
         return module_call(walker, node, name, target, receiver, positional, keywords)
+    if target in (iter, enumerate, zip, reversed) and positional and not starred:
+        found = effects_iter.iterator(walker, target, positional, node)
+        if found is not None:
+            return found
     kinds = tuple(a.type for a in positional)
+    # a schedule puts a counting wrapper in the place of an optimizer's step
+    own: dict[str, Any] = {}
+    if receiver.static and not isinstance(receiver.obj, (type, types.ModuleType)):
+        own = getattr(receiver.obj, "__dict__", {})
+    holder = receiver.obj if any(v is target for v in own.values()) else None
     effects = known.effects_of_callable(
-        target, None, kinds, {k: v.type for k, v in keywords.items()}
+        target, holder, kinds, {k: v.type for k, v in keywords.items()}
     )
     if effects is not None and not effects.if_traced:
         if simulator is not None:
             _process_wide(walker, simulator)
         if isinstance(receiver.obj, torch.nn.Module) and target.__name__ in PARAMETERS:
             return parameters(walker, receiver.obj, target.__name__)
+        if isinstance(receiver.obj, torch.nn.Module) and target.__name__ == "train":
+            walker.around.trained |= set(walker.around.names.part(receiver.obj, "mode"))
         found = apply(walker, effects, receiver, positional, keywords)
         return structured(
             target, getattr(target, "__name__", ""), receiver, positional, found
@@ -134,6 +146,8 @@ def static_call(
             shares=found.shares,
             modules=found.modules,
         )
+    if target is next and positional:
+        return effects_iter.advance(walker, positional[0], node)
     if pure_builtin(target):
         made = structured(target, target.__name__, receiver, positional, FRESH)
         places = frozenset(p for v in positional for p in v.all_places)
@@ -142,6 +156,9 @@ def static_call(
             NOT_STATIC,
             result_type(target, None),
         )
+    if target in (types.SimpleNamespace, argparse.Namespace):
+        held = frozenset(p for v in (*positional, *keywords.values()) for p in v.all_places)
+        return Val(held, NOT_STATIC, target)
     if isinstance(target, type) and source.is_user_type(target):
         return construct(walker, node, name, target, positional, keywords, starred)
     function = components.plain(target)
@@ -222,6 +239,9 @@ def construct(
     """A new object of a class of the user's: its ``__init__`` is walked; it holds its arguments."""
     held = frozenset(p for v in (*positional, *keywords.values()) for p in v.all_places)
     made = Val(held, NOT_STATIC, cls)
+    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+        items = tuple(positional) if not keywords and not starred else None
+        return Val(held if items is None else frozenset(), NOT_STATIC, cls, items=items)
     init = inspect.getattr_static(cls, "__init__", None)
     if type(cls) is not type or inspect.getattr_static(cls, "__new__", None) is not _OBJECT_NEW:
         return walker.unknown(f"`{name}`", node)
@@ -293,7 +313,7 @@ def user_call(
     if not source.is_user_code(function):
         return walker.unknown(f"`{name}`", node)
     tree = source.tree(function)
-    if not isinstance(tree, ast.FunctionDef) or inspect.isgeneratorfunction(function):
+    if not isinstance(tree, ast.FunctionDef):
         return walker.unknown(f"`{name}`", node)
     bound_self = getattr(target, "__self__", None)
     if isinstance(bound_self, type):
@@ -315,6 +335,8 @@ def user_call(
     # names the callee assigns are local to it from its first line
     for local in set(liveness.assigned(tree.body)) - set(bindings):
         nested.bindings.setdefault(local, FRESH)
+    if inspect.isgeneratorfunction(function):
+        return effects_iter.generator(walker, nested, tree)
     nested.statements(tree.body)
     return joined(nested.returned) if nested.returned else Val(type=type(None))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rose_compiler.frontend import effects_call
+from rose_compiler.frontend import effects_call, effects_iter
 from rose_compiler.frontend.attributes import NOT_STATIC, read_attribute
 from rose_compiler.frontend.changes import mangled
 from rose_compiler.frontend.effects_val import (
@@ -55,6 +55,7 @@ class ExpressionWalker:
         self.chain = chain
         self.owner = owner
         self.returned: list[Val] = []
+        self.yielded: list[Val] | None = None  # of a generator's body
 
     @property
     def out(self) -> Effects:
@@ -111,6 +112,11 @@ class ExpressionWalker:
     def iterate(self, value: Val, node: ast.AST) -> Val:
         """Reading all items of a value; an iterator is used up by it."""
         self.read(value)
+        pending = effects_iter.pending(self, value, node)
+        if pending is not None:
+            self.write_inside(value)
+            self.out.add(pending)
+            return iterated(value)
         if value.type is not None and value.each is None and value.items is None:
             kind: type[Any] = value.type
             if hasattr(kind, "__next__"):
@@ -151,6 +157,12 @@ class ExpressionWalker:
             return value
         if isinstance(node, ast.Lambda):
             return self.unknown("a lambda", node)
+        if isinstance(node, ast.Yield) and self.yielded is not None:
+            self.yielded.append(Val() if node.value is None else self.expr(node.value))
+            return FRESH
+        if isinstance(node, ast.YieldFrom) and self.yielded is not None:
+            self.yielded.append(self.iterate(self.expr(node.value), node))
+            return FRESH
         if isinstance(node, (ast.Yield, ast.YieldFrom, ast.Await)):
             return self.unknown(f"`{type(node).__name__.lower()}`", node)
         if isinstance(node, ast.Starred):

@@ -12,7 +12,7 @@ from torch.nn.modules import batchnorm, dropout, instancenorm
 from rose_compiler.frontend import known
 from rose_compiler.frontend.attributes import NOT_STATIC
 from rose_compiler.frontend.effects_val import Val, grads_of, iterated, joined
-from rose_compiler.ir.effects import GLOBAL_STATES
+from rose_compiler.ir.effects import GLOBAL_STATES, related
 
 if TYPE_CHECKING:
     from rose_compiler.frontend.effects_expr import ExpressionWalker as Walker
@@ -100,10 +100,12 @@ def expand(walker: Walker, value: Val, part: str, effects: KnownEffects) -> list
 
 
 def _assume_training(walker: Walker, module: torch.nn.Module) -> None:
-    """Where the program switches modes, what a forward does in training mode counts always."""
-    if not walker.around.toggled:
-        return
-    for inner in module.modules():
+    """Where the program switches to training, what a forward does in that mode counts always."""
+    trained = walker.around.trained
+    for inner in module.modules() if trained else ():
+        modes = walker.around.names.part(inner, "mode")
+        if not any(related(m, t) for m in modes for t in trained):
+            continue
         if isinstance(inner, (batchnorm._NormBase, instancenorm._InstanceNorm)):
             for state in walker.around.names.part(inner, "buffers"):
                 walker.out.writes.setdefault(walker.around.entry(state))
@@ -120,8 +122,9 @@ def structured(
         return Val(type=zip, each=Val(type=tuple, items=tuple(iterated(v) for v in positional)))
     if target is enumerate and positional:
         pair = (Val(type=int), iterated(positional[0]))
-        return Val(type=enumerate, each=Val(type=tuple, items=pair))
-    if target in (list, tuple, reversed, sorted, set, iter) and positional:
+        pending = positional[0].pending
+        return Val(type=enumerate, each=Val(type=tuple, items=pair), pending=pending)
+    if target in (list, tuple, reversed, sorted, set) and positional:
         inner = positional[0]
         kind = target if isinstance(target, type) else list
         items = inner.items if target in (list, tuple) and isinstance(inner.items, tuple) else None

@@ -38,13 +38,15 @@ class Surroundings:
     """What all walks of one operation share.
 
     ``params`` are the operation's parameters that are live objects, with the states they stand for.
+    ``trained`` are the modes of modules that some operation switches to training: a forward then
+    counts as one in training mode, whatever the module's mode was when it was looked at.
     """
 
     names: StateNames
     changes: Changes
     out: Effects
     params: list[tuple[str, str]] = field(default_factory=list)
-    toggled: bool = False  # whether the program switches modules between train and eval
+    trained: set[str] = field(default_factory=set)
 
     def named(self, obj: Any) -> str | None:
         """A name for an object that no root leads to: one that a function of the user's holds."""
@@ -265,6 +267,7 @@ class Walker(ExpressionWalker):
         elif base.static and isinstance(base.obj, torch.nn.Module) and name == "training":
             for state in self.around.names.part(base.obj, "mode"):
                 self.out.writes.setdefault(self.around.entry(state))
+                self.around.trained.add(state)
         else:
             for place in base.places:
                 self.out.writes.setdefault(f"{place}.{name}")

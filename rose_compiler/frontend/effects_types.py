@@ -30,9 +30,11 @@ _PURE_BUILTINS = frozenset(
 
 
 def pure_builtin(target: Any) -> bool:
-    """Whether a builtin only reads its arguments, whatever they are: special methods of the user's
-    are taken to have no effects."""
+    """Whether a builtin, or a function of a module of mathematics, only reads its arguments: what
+    special methods of the user's do is not seen."""
     name = getattr(target, "__name__", "")
+    if getattr(target, "__module__", None) in ("statistics", "math", "cmath"):
+        return True
     return name in _PURE_BUILTINS and getattr(builtins, name, None) is target
 
 

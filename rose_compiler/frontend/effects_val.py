@@ -34,7 +34,8 @@ class Val:
     overlap it and that no index of it narrows. ``obj`` is the live object, if it is known and stays
     the same. ``items`` are the values of a tuple, by key those of a dict display, and ``each`` is
     what iterating yields. ``modules`` are the live modules whose parameters it lists. ``index`` is
-    the parameter of the operation whose integer value it is.
+    the parameter of the operation whose integer value it is. ``pending`` are the effects of taking
+    the next item of an iterator.
     """
 
     places: frozenset[str] = frozenset()
@@ -46,6 +47,7 @@ class Val:
     shares: frozenset[str] = frozenset()
     modules: tuple[torch.nn.Module, ...] = ()
     index: str = ""
+    pending: Effects | None = field(default=None, compare=False)
 
     @property
     def static(self) -> bool:
@@ -87,6 +89,7 @@ class Effects:
     inside: set[str] = field(default_factory=set)
     results: dict[str, frozenset[str]] = field(default_factory=dict)
     backward: bool = False
+    pending: dict[str, Effects] = field(default_factory=dict)  # by variable: iterators made
 
     def add(self, other: Effects) -> None:
         """Take over the effects of another walk of the same statements."""
@@ -98,6 +101,7 @@ class Effects:
         self.kept += other.kept
         self.inside |= other.inside
         self.backward |= other.backward
+        self.pending.update(other.pending)
         for name, places in other.results.items():
             self.results[name] = self.results.get(name, frozenset()) | places
 
@@ -143,6 +147,7 @@ def joined(values: list[Val]) -> Val:
     rows = [v.items for v in values if isinstance(v.items, tuple)]
     if len(rows) == len(values) and len({len(r) for r in rows}) == 1:
         items = tuple(joined(list(c)) for c in zip(*rows, strict=True))
+    pending = next((v.pending for v in values if v.pending is not None), None)
     each = None
     if all(v.each is not None for v in values):
         each = joined([v.each for v in values if v.each is not None])
@@ -155,6 +160,7 @@ def joined(values: list[Val]) -> Val:
         each,
         frozenset().union(*(v.shares for v in values)),
         tuple(dict.fromkeys(m for v in values for m in v.modules)),
+        pending=pending,
     )
 
 

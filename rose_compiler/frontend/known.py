@@ -32,7 +32,14 @@ from typing import Any
 
 import torch
 
-from rose_compiler.frontend import known_libs, known_numpy, known_objects, known_python, known_torch
+from rose_compiler.frontend import (
+    known_amp,
+    known_libs,
+    known_numpy,
+    known_objects,
+    known_python,
+    known_torch,
+)
 from rose_compiler.frontend.known_base import (
     CALLABLE_RULES,
     CALLABLES,
@@ -53,7 +60,7 @@ __all__ = [
     "split_place",
 ]
 
-for _table in (known_python, known_numpy, known_torch, known_objects, known_libs):
+for _table in (known_python, known_numpy, known_torch, known_objects, known_libs, known_amp):
     _table.register()
 
 
@@ -75,7 +82,9 @@ def effects_of_callable(
     found = CALLABLES.get(id(obj))
     if found is None and isinstance(obj, types.FunctionType):
         # torch wraps some of its own functions once its compiler has been imported
-        inner = getattr(obj, "_torchdynamo_orig_callable", None) or getattr(obj, "__wrapped__", None)
+        inner = getattr(obj, "_torchdynamo_orig_callable", None) or getattr(
+            obj, "__wrapped__", None
+        )
         if str(obj.__globals__.get("__name__")).startswith("torch."):
             obj = obj if inner is None else inner
             found = CALLABLES.get(id(obj))

@@ -24,7 +24,7 @@ HOST_LOG = KnownEffects(reads=("self", "host"), writes=("self", "host"), kind="l
 
 #: packages whose simulators touch nothing but themselves (their generators included)
 _SIMULATORS = ("gymnasium", "envpool", "gymnasium_robotics", "shimmy", "rose_compiler.sim")
-_LOGGERS = (
+LOGGERS = (
     "torch.utils.tensorboard",
     "tensorboardX",
     "tqdm",
@@ -100,7 +100,7 @@ def _space_method(owner: type, name: str, function: Any, call: CallShape) -> Ans
 
 
 def _logger_method(owner: type, name: str, function: Any, call: CallShape) -> Answer:
-    if not defined_in(owner, _LOGGERS) or not defined_in(function, _LOGGERS):
+    if not defined_in(owner, LOGGERS) or not defined_in(function, LOGGERS):
         return None
     if name.startswith("__") and name != "__call__":
         return None
@@ -109,7 +109,7 @@ def _logger_method(owner: type, name: str, function: Any, call: CallShape) -> An
 
 
 def _logger_function(obj: Any, call: CallShape) -> Answer:
-    if isinstance(obj, types.FunctionType | type) and defined_in(obj, _LOGGERS):
+    if isinstance(obj, types.FunctionType | type) and defined_in(obj, LOGGERS):
         if isinstance(obj, type):
             return replace(aliases_arguments(call), reads=("host",), writes=("host",))
         return KnownEffects(

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import ast
+import collections
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+
 from rose_compiler.base.errors import fail
-from rose_compiler.frontend import liveness, rewrite_ast
+from rose_compiler.frontend import components, liveness, rewrite_ast, source
 from rose_compiler.frontend.branches import BranchLowering
 from rose_compiler.frontend.core import LoopFrame, maybe_unbound
+from rose_compiler.frontend.modes import undecorated
 from rose_compiler.frontend.scope import Missing, Scope
 from rose_compiler.ir import facts
 from rose_compiler.ir.ops import BREAK_IF, UNBOUND
@@ -26,6 +32,14 @@ class RangeBounds:
     backward: bool = False
     label: str = ""
     wrapper: ast.Call | None = None
+
+
+_WRAPPERS = (enumerate, zip, reversed, iter, map, filter)
+_PLAIN: tuple[Any, ...] = (
+    *(list, tuple, dict, set, frozenset, str, bytes, range, collections.deque, np.ndarray),
+    *(torch.Tensor, torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ModuleDict),
+    *(torch.nn.ParameterList, type({}.keys()), type({}.values()), type({}.items())),
+)
 
 
 class LoopLowering(BranchLowering):
@@ -97,6 +111,7 @@ class LoopLowering(BranchLowering):
     ) -> None:
         """A loop node with its body lowered in place."""
         where = scope.source.where(node)
+        iterator: Any = None
         if isinstance(node, ast.For) and bounds is not None:
             given = [
                 self.argument(e, scope, builder, name)
@@ -110,6 +125,9 @@ class LoopLowering(BranchLowering):
                 given = self.reverse(given, node, scope, builder)
             arguments = tuple(self.as_value(g, scope, builder) for g in given)
             kind = "range"
+        elif isinstance(node, ast.For) and self.advances(node.iter, scope):
+            iterator = self.iterator(node.iter, scope, builder)
+            arguments, kind = (), "while"
         elif isinstance(node, ast.For):
             iterable = self.argument(node.iter, scope, builder)
             arguments, kind = (self.as_value(iterable, scope, builder),), "iter"
@@ -125,7 +143,7 @@ class LoopLowering(BranchLowering):
             self.as_output(scope.bindings.get(n, UNBOUND), scope, builder) for n in carried
         )
         child = Builder(builder)
-        plain = isinstance(node, ast.For) and isinstance(node.target, ast.Name)
+        plain = isinstance(node, ast.For) and isinstance(node.target, ast.Name) and kind != "while"
         index_name = targets[0] if plain else "trip"
         index = child.placeholder(index_name, "index")
         deleted = liveness.deleted(node.body)
@@ -140,6 +158,8 @@ class LoopLowering(BranchLowering):
         self.loops.append(LoopFrame(tuple(carried), child, scope))
         try:
             if isinstance(node, ast.For):
+                if kind == "while":
+                    index = self.next_item(iterator, node, scope, child)
                 if isinstance(node.target, ast.Name):
                     scope.bindings[node.target.id] = index
                 else:
@@ -203,6 +223,57 @@ class LoopLowering(BranchLowering):
         for name in names:
             scope.bindings.pop(name, None)
         return [scope.bindings.pop(r) for r in results]
+
+    def advances(self, expression: ast.expr, scope: Scope) -> bool:
+        """Whether taking the next item does more than read a container: generators, progress bars,
+        data loaders. It is then an operation of its own."""
+        if not isinstance(expression, ast.Call):
+            found = scope.static(expression)
+            return found is not None and not isinstance(found.value, _PLAIN)
+        target = scope.static(expression.func)
+        if target is None:
+            return False
+        if target.value in _WRAPPERS:
+            return any(self.advances(a, scope) for a in expression.args)
+        function = components.plain(target.value)
+        if function is not None and source.is_user_code(function):
+            return inspect.isgeneratorfunction(undecorated(function)[0])
+        module = getattr(target.value, "__module__", None) or "builtins"
+        return module.split(".")[0] not in ("builtins", "numpy", "torch", "itertools", "math")
+
+    def iterator(self, expression: ast.expr, scope: Scope, builder: Builder) -> Any:
+        """The iterator of an iterable, as a value."""
+        iterable, _ = self.hoist_calls(expression, scope, builder)
+        call = ast.Call(rewrite_ast.name("iter", expression), [iterable], [])
+        call = ast.copy_location(call, expression)
+        return self.blocks.value(call, scope, builder, "iterator")
+
+    def next_item(self, iterator: Any, node: ast.For, scope: Scope, child: Builder) -> Any:
+        """Take the next item, and leave the loop where there is none."""
+        names = {n: scope.fresh(n) for n in ("iterator", "item", "ended")}
+        text = (
+            "try:\n    {item} = next({iterator})\n    {ended} = False\n"
+            "except StopIteration:\n    {item} = None\n    {ended} = True\n"
+        )
+        statements = ast.parse(text.format(**names)).body
+        for part in ast.walk(statements[0]):
+            if hasattr(part, "lineno"):
+                ast.copy_location(part, node.iter)
+        scope.bindings[names["iterator"]] = iterator
+        self.blocks.emit(
+            statements,
+            scope,
+            child,
+            {names["item"], names["ended"]},
+            stem="next_item",
+            attributes={"advances": names["iterator"]},
+        )
+        item, ended = (scope.bindings.pop(names[n]) for n in ("item", "ended"))
+        scope.bindings.pop(names["iterator"])
+        facts.put(item, maybe_unbound=False)
+        facts.put(ended, maybe_unbound=False)
+        self.emit_exit(BREAK_IF, ended, node, scope, child)
+        return item
 
     def while_test(self, node: ast.While, scope: Scope, child: Builder) -> None:
         """The condition of a ``while`` at the head of its body."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from types import GeneratorType
 from typing import Any
 
 import torch.fx as fx
@@ -13,6 +14,7 @@ from rose_compiler.frontend.attributes import NOT_STATIC
 from rose_compiler.frontend.backward import Slices
 from rose_compiler.frontend.changes import Changes
 from rose_compiler.frontend.components import Declaration
+from rose_compiler.frontend.effects_iter import of_code
 from rose_compiler.frontend.effects_of import Surroundings, Walker
 from rose_compiler.frontend.effects_val import Effects, Val, grads_of
 from rose_compiler.frontend.held import add_held
@@ -48,24 +50,12 @@ def refine(program: Program, record: Record, log: RemarkLog) -> None:
     name_states(program, record)
     find_aliases(program, record)
     mark_step_results(program, record)
-    found: dict[fx.Node, Effects] = {}
-    for node in list(program.nodes()):
-        if not is_call(node) or op_of(node).kind not in ("block", "step", "component"):
-            continue
-        op = op_of(node)
-        if node not in record.examples:
-            why = "it did not run on the first trip, so its effects are not known yet"
-            _missed(log, node, "never-run", why)
-            continue
-        effects = analyze(op, node, record)
-        op.attributes["calls"] = frozenset(effects.calls)
-        if effects.unknown:
-            why = f"{effects.unknown} reads and writes everything"
-            _missed(log, node, "unknown-effects", why)
-            continue
-        found[node] = effects
-        _sign(op, effects)
-        _mark_opaque(node, effects, record)
+    trained: set[str] = set()
+    found = _analyze_all(program, record, trained)
+    if trained:  # some forwards were looked at before it was known that they may train
+        found = _analyze_all(program, record, trained)
+    _tell_unknown(program, found, record, log)
+    found = {node: effects for node, effects in found.items() if not effects.unknown}
     scope = Scope(program)
     for node, effects in found.items():
         _resolve_gradients(node, effects, scope)
@@ -78,6 +68,41 @@ def refine(program: Program, record: Record, log: RemarkLog) -> None:
     add_held(program, found)
     for node, effects in found.items():
         _sign(op_of(node), effects)
+
+
+def _analyze_all(program: Program, record: Record, trained: set[str]) -> dict[fx.Node, Effects]:
+    """The effects of every operation that ran; its signature says them."""
+    found: dict[fx.Node, Effects] = {}
+    # what taking an item does is known from where the iterator was made
+    for node in sorted(_walked(program), key=lambda n: "advances" in op_of(n).attributes):
+        if node not in record.examples:
+            continue
+        op = op_of(node)
+        iterator = advances(op, node, found, Scope(program))
+        effects = analyze(op, node, record, iterator, trained)
+        op.attributes["calls"] = frozenset(effects.calls)
+        found[node] = effects
+        if not effects.unknown:
+            _sign(op, effects)
+            _mark_opaque(node, effects, record)
+    return found
+
+
+def _walked(program: Program) -> list[fx.Node]:
+    kinds = ("block", "step", "component")
+    return [n for n in program.nodes() if is_call(n) and op_of(n).kind in kinds]
+
+
+def _tell_unknown(
+    program: Program, found: dict[fx.Node, Effects], record: Record, log: RemarkLog
+) -> None:
+    for node in _walked(program):
+        if node not in record.examples:
+            why = "it did not run on the first trip, so its effects are not known yet"
+            _missed(log, node, "never-run", why)
+        elif found[node].unknown:
+            why = f"{found[node].unknown} reads and writes everything"
+            _missed(log, node, "unknown-effects", why)
 
 
 def _sign(op: Op, effects: Effects) -> None:
@@ -123,11 +148,55 @@ def _hand_down(module: fx.GraphModule) -> None:
         _hand_down(child)
 
 
-def analyze(op: Op, node: fx.Node, record: Record) -> Effects:
-    """Walk one operation's statements with every combination of argument types that was seen."""
+def advances(op: Op, node: fx.Node, found: dict[fx.Node, Effects], scope: Scope) -> Effects | None:
+    """What taking the next item of an iterator does that another operation made."""
+    param = op.attributes.get("advances")
+    if param is None:
+        return None
+    argument = node.args[op.signature.params.index(param)]
+    if not isinstance(argument, fx.Node):
+        return None
+    whole = Effects()
+    for maker in scope.definers(argument):
+        made = found.get(maker)
+        inner = made.pending if made is not None else {}
+        if len(inner) != 1:
+            return None
+        whole.add(_elsewhere(maker, next(iter(inner.values())), scope))
+    return whole
+
+
+def _elsewhere(maker: fx.Node, effects: Effects, scope: Scope) -> Effects:
+    """The effects that an operation describes, in terms that hold for any operation."""
+    args = dict(zip(op_of(maker).signature.params, maker.args, strict=True))
+    moved = replace(effects, reads={}, writes={}, kept=[], inside=set(), results={})
+    for entries, target in ((effects.reads, moved.reads), (effects.writes, moved.writes)):
+        for text in entries:
+            entry = parse_entry(text)
+            argument = args.get(entry.root)
+            if not isinstance(argument, fx.Node):
+                target[text] = None
+            elif is_state(argument):
+                below = f".{entry.path}" if entry.path else ""
+                target[f"@{facts.get(argument).state}{below}"] = None
+            else:
+                aliases = [a for a in scope.aliases(argument) if not a.startswith("%")]
+                target.update({f"@{a}": None for a in aliases})
+                if not aliases and entries is effects.writes:
+                    moved.unknown = moved.unknown or "an iterator that writes what it was given"
+    return moved
+
+
+def analyze(
+    op: Op, node: fx.Node, record: Record, iterator: Effects | None, trained: set[str]
+) -> Effects:
+    """Walk one operation's statements with every combination of argument types that was seen.
+
+    ``iterator`` are the effects of taking an item, where the operation does that.
+    """
     out = Effects()
     for types in record.types[node]:
-        out.add(_walk(op, node, types, record))
+        out.add(_walk(op, node, types, record, iterator, trained))
     # reading a value is no effect: values are ordered by who makes them
     values = {
         n
@@ -138,7 +207,14 @@ def analyze(op: Op, node: fx.Node, record: Record) -> Effects:
     return out
 
 
-def _walk(op: Op, node: fx.Node, types: tuple[type | None, ...], record: Record) -> Effects:
+def _walk(
+    op: Op,
+    node: fx.Node,
+    types: tuple[type | None, ...],
+    record: Record,
+    iterator: Effects | None,
+    trained: set[str],
+) -> Effects:
     out = Effects()
     changes = op.attributes.get("changes")
     around = Surroundings(
@@ -146,7 +222,7 @@ def _walk(op: Op, node: fx.Node, types: tuple[type | None, ...], record: Record)
         changes if isinstance(changes, Changes) else Changes(anything=True),
         out,
     )
-    around.toggled = bool({"train", "eval"} & around.changes.names)
+    around.trained = trained
     statics: dict[str, Any] = op.attributes.get("statics", {})
     for name, argument in zip(op.signature.params, node.args, strict=True):
         if isinstance(statics.get(name), Static) and isinstance(argument, fx.Node):
@@ -169,10 +245,19 @@ def _walk(op: Op, node: fx.Node, types: tuple[type | None, ...], record: Record)
             bindings[name] = Val(type=kind, index=index)
         else:
             bindings[name] = Val(frozenset({name}), NOT_STATIC, kind)
+    advanced = op.attributes.get("advances")
+    if advanced is not None and advanced in bindings:
+        live = record.examples[node].args[op.signature.params.index(advanced)]
+        if iterator is None and isinstance(live, GeneratorType):
+            iterator = of_code(live.gi_code)
+        bindings[advanced] = replace(bindings[advanced], pending=iterator)
     walker.statements(list(op.attributes["stmts"]))
     for name in op.attributes.get("outputs", ()):
         if name in walker.bindings:
-            out.results[name] = walker.bindings[name].all_places
+            made = walker.bindings[name]
+            out.results[name] = made.all_places
+            if made.pending is not None:
+                out.pending[name] = made.pending
     return out
 
 

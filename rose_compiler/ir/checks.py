@@ -26,9 +26,7 @@ def check_valid(valid: Tensor, template: str, value: object = None, *parameters:
         return
     shown = [p.size() if isinstance(p, Tensor) and p.numel() != 1 else p for p in parameters]
     shape = tuple(value.shape) if isinstance(value, Tensor) else ()
-    raise ValueError(
-        template.format(*shown, type=type(value).__name__, shape=shape, value=value)
-    )
+    raise ValueError(template.format(*shown, type=type(value).__name__, shape=shape, value=value))
 
 
 def check_probabilities(probabilities: Tensor) -> None:
@@ -38,7 +36,7 @@ def check_probabilities(probabilities: Tensor) -> None:
         probabilities: weights, categories last.
 
     Raises:
-        RuntimeError: when an element is negative, infinite or NaN, or all weights of a row are zero.
+        RuntimeError: for an element that is negative, infinite or NaN, or a row of zeros.
     """
     if not torch.all((probabilities >= 0) & torch.isfinite(probabilities)):
         raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")

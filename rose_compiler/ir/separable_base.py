@@ -117,7 +117,9 @@ class Call:
         allowed = [v for v in values if isinstance(v, fx.Node)]
         for operand in self.batched:
             if operand not in allowed:
-                self.refuse("batch-coupling", f"its operand `{operand.name}` differs from row to row")
+                self.refuse(
+                    "batch-coupling", f"its operand `{operand.name}` differs from row to row"
+                )
 
     @property
     def shape(self) -> tuple[int, ...]:

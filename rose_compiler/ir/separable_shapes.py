@@ -176,7 +176,9 @@ def _cat(call: Call) -> Axis:
     dim = normal_dim(call.arg(1, "dim", 0), len(call.shape))
     axes = {call.axis(p) for p in parts}
     if len(axes) != 1:
-        call.refuse("not-proven-separable", "some of the parts are not batched, or along other axes")
+        call.refuse(
+            "not-proven-separable", "some of the parts are not batched, or along other axes"
+        )
     axis = call.row_axis(parts[0])
     if dim == axis:
         call.coupled("joins along")
@@ -187,7 +189,9 @@ def _stack(call: Call) -> Axis:
     parts = call.args[0]
     dim = normal_dim(call.arg(1, "dim", 0), len(call.shape))
     if len({call.axis(p) for p in parts}) != 1:
-        call.refuse("not-proven-separable", "some of the parts are not batched, or along other axes")
+        call.refuse(
+            "not-proven-separable", "some of the parts are not batched, or along other axes"
+        )
     axis = call.row_axis(parts[0])
     return axis + 1 if dim <= axis else axis
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.fx as fx
@@ -52,10 +53,20 @@ def drawing(node: fx.Node) -> tuple[str, ...]:
     return tuple(n.name for n in body.graph.nodes if draws_random(n))
 
 
+#: What was found out about a graph: every decision that is tried asks again.
+_KNOWN: WeakKeyDictionary[fx.GraphModule, Hoisted | Blocker] = WeakKeyDictionary()
+
+
 def without_draws(node: fx.Node) -> Hoisted | Blocker:
     """A traced operation's graph with its draws as inputs, or why they stay inside."""
     body = op_of(node).body
     assert body is not None
+    if body not in _KNOWN:
+        _KNOWN[body] = _without_draws(node, body)
+    return _KNOWN[body]
+
+
+def _without_draws(node: fx.Node, body: fx.GraphModule) -> Hoisted | Blocker:
     names = drawing(node)
     for inner in body.graph.nodes:
         if inner.name in names and facts.get(inner).spec is None:

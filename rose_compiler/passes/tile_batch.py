@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
-from rose_compiler.ir import bodies
+from rose_compiler.ir import bodies, facts
 from rose_compiler.ir.deps import Dependences, place, title
 from rose_compiler.ir.effects import related
 from rose_compiler.ir.program import LoopView, is_call, is_item, is_state, is_structure, op_of
@@ -80,6 +80,8 @@ class TileBatch(Pass):
         if not found.before:
             return Blocker("no-window", f"no operation leads from {state} back to its step")
         tiling = Tiling.of(tuple(rows), groups)
+        if reason := _other_rows(found, tiling.size):
+            return reason
         for reason in (
             _coupled(found, deps),
             _foreign_writes(found, deps),
@@ -97,6 +99,21 @@ class TileBatch(Pass):
             if asked and (reason := ask(context, node, tiles)):
                 return reason
         return tiling
+
+
+def _other_rows(found: Recurrence, size: int) -> Blocker | None:
+    """Whether a value on the cycle has another number of rows than the simulator has."""
+    for value in (*(found.loop.carried[k] for k in found.carried), *found.nodes):
+        spec = facts.get(value).spec
+        if spec is None or spec.kind not in ("tensor", "array") or spec.shape[:1] == (size,):
+            continue
+        where = tuple(w for w in (place(value),) if w)
+        return Blocker(
+            "unsupported-shape",
+            f"`{value.name}` is of shape {spec.shape}, the simulator's batch has {size} rows",
+            where=where,
+        )
+    return None
 
 
 def _coupled(found: Recurrence, deps: Dependences) -> Blocker | None:

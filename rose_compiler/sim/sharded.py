@@ -14,7 +14,7 @@ from gymnasium.vector.utils import batch_space
 from rose_compiler.base.errors import fail
 from rose_compiler.runtime.hosts.process import close_all
 from rose_compiler.sim import build, layout
-from rose_compiler.sim.body import BodyFactory
+from rose_compiler.sim.body import BodyFactory, BodyResult
 from rose_compiler.sim.envpool_shards import envpool_factories
 from rose_compiler.sim.infos import merge as merge_infos
 from rose_compiler.sim.protocol import StepResult
@@ -70,6 +70,7 @@ class ShardedEnv(VectorEnv):
         environment: dict[str, str] | None = None,
     ) -> None:
         self._shards: list[BaseShard] = []
+        self._collected: list[BodyResult] = []  # of the step under way, by shards in order
         mode = AutoresetMode.NEXT_STEP if autoreset_mode is None else AutoresetMode(autoreset_mode)
         items = build.checked(shards, hosts)
         factories = [BodyFactory(item, mode) for item in items]
@@ -148,14 +149,32 @@ class ShardedEnv(VectorEnv):
             merge_infos(infos, self._counts),
         )
 
+    @property
+    def native_async(self) -> bool:
+        """Whether :meth:`step_async` returns while all environments step elsewhere."""
+        return all(shard.native_async for shard in self._shards)
+
     def step(self, actions: Any) -> StepResult:
         """Step every environment with its row of ``actions``.
 
         Raises what an environment raised, with a note that names the shard.
         """
+        try:
+            self.step_async(actions)
+            return self.step_wait()
+        except KeyboardInterrupt as error:
+            self._fault(error)
+            raise
+
+    def step_async(self, actions: Any) -> None:
+        """Begin a step of every environment; ``actions`` may be reused as soon as this returns.
+
+        Shards in the caller's thread have finished theirs by then.
+        """
         self._check()
-        parts = self._split(actions)
-        pairs = list(zip(self._shards, parts, strict=True))
+        for shard in self._shards:
+            shard.check()
+        pairs = list(zip(self._shards, self._split(actions), strict=True))
         try:
             for shard, part in pairs:
                 if shard.native_async:
@@ -163,10 +182,27 @@ class ShardedEnv(VectorEnv):
             for shard, part in pairs:
                 if not shard.native_async:
                     shard.step_async(part)
-            return self.merge([shard.collect() for shard in self._shards])
         except BaseException as error:
             self._fault(error)
             raise
+
+    def step_wait(self) -> StepResult:
+        """End the step that was begun, and return its results in fresh arrays.
+
+        After Ctrl-C the step is still under way, and may be waited for again.
+        """
+        collected = self._collected
+        waiting = self._shards[len(collected) :]
+        for shard in waiting:
+            shard.check_begun()
+        try:
+            for shard in waiting:
+                collected.append(shard.collect())
+        except Exception as error:
+            self._fault(error)
+            raise
+        self._collected = []
+        return self.merge(collected)
 
     def reset(
         self,
@@ -180,6 +216,8 @@ class ShardedEnv(VectorEnv):
         environment) selects those that are reset, and is taken out of the dict as by gymnasium.
         """
         self._check()
+        for shard in self._shards:
+            shard.check()
         seeds = self._seeds(seed)
         mask = None
         if options is not None and "reset_mask" in options:

@@ -46,24 +46,29 @@ class BaseShard:
         self.native_async = traits.native_async
         #: What a step or reset raised, in one line; not the object, whose traceback holds this.
         self.fault: str | None = None
-        self._busy = False
+        #: True between ``step_async`` and ``step_wait``.
+        self.busy = False
+
+    def step(self, actions: Any) -> StepResult:
+        """One step, from begin to end."""
+        self.step_async(actions)
+        return self.step_wait()
 
     def step_async(self, actions: Any) -> None:
         """Begin a step; ``actions`` may be reused as soon as this returns."""
         self.check()
-        if self._busy:
-            raise fail("sim-order", f"a step of {self.name} is already under way")
         try:
             self._begin(actions)
         except BaseException as error:
             self._fail(error)
             raise
-        self._busy = True
+        self.busy = True
 
     def step_wait(self) -> StepResult:
         """End the step, and return its results in fresh arrays.
 
-        Raises what an environment raised, ``HostDied`` or ``HostTimeout``.
+        Raises what an environment raised, ``HostDied`` or ``HostTimeout``. After Ctrl-C the step
+        is still under way, and may be waited for again.
         """
         obs, reward, terminated, truncated, infos = self.collect()
         return (
@@ -76,14 +81,15 @@ class BaseShard:
 
     def collect(self) -> BodyResult:
         """End the step, and return results that the shard's next step may overwrite."""
-        if not self._busy:
-            raise fail("sim-order", f"no step of {self.name} has been begun")
-        self._busy = False
+        self.check_begun()
         try:
-            return self._finish()
+            result = self._finish()
         except BaseException as error:
-            self._fail(error)
+            if not self._under_way():
+                self._fail(error)
             raise
+        self.busy = False
+        return result
 
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
@@ -96,8 +102,6 @@ class BaseShard:
     def reset_async(self, seed: Any, options: dict[str, Any] | None, mask: Any) -> None:
         """Begin a reset of all environments, or of those in ``mask``."""
         self.check()
-        if self._busy:
-            raise fail("sim-order", f"a step of {self.name} is under way and can't be reset")
         try:
             self._begin_reset(seed, options, mask)
         except BaseException as error:
@@ -113,9 +117,16 @@ class BaseShard:
             raise
 
     def check(self) -> None:
-        """Raise ``RuntimeFault`` if the shard is lost."""
+        """Raise ``RuntimeFault`` if the shard is lost or in a step."""
         if self.fault is not None:
             raise lost(self)
+        if self.busy:
+            raise fail("sim-order", f"a step of {self.name} is already under way")
+
+    def check_begun(self) -> None:
+        """Raise ``RuntimeFault`` if there is no step to wait for."""
+        if not self.busy:
+            raise fail("sim-order", f"no step of {self.name} has been begun")
 
     def invoke(self, method: str, *args: Any) -> Any:
         """Call a method of the shard's body where it lives."""
@@ -130,6 +141,10 @@ class BaseShard:
     def _finish(self) -> BodyResult:
         raise NotImplementedError
 
+    def _under_way(self) -> bool:
+        """Whether what was begun runs on after waiting for it was interrupted."""
+        return False
+
     def _begin_reset(self, seed: Any, options: dict[str, Any] | None, mask: Any) -> None:
         raise NotImplementedError
 
@@ -141,7 +156,7 @@ class BaseShard:
         self.fault = f"{type(error).__name__}: {error}".splitlines()[0]
 
     def _fail(self, error: BaseException) -> None:
-        self._busy = False
+        self.busy = False
         self.give_up(error)
         last = self.offset + self.num_envs - 1
         error.add_note(f"raised in {self.name}, environments {self.offset} to {last} of the batch")
@@ -211,63 +226,67 @@ class InlineShard(BaseShard):
         return result
 
 
-class ThreadShard(BaseShard):
+class HostedShard(BaseShard):
+    """A shard in a host: steps and resets are submitted, and waited for by their ticket."""
+
+    host: ThreadHost | ProcessHost
+
+    def __init__(self, name: str, traits: Traits, offset: int) -> None:
+        super().__init__(name, traits, offset)
+        self.native_async = True
+        self._ticket: Ticket | None = None
+
+    def invoke(self, method: str, *args: Any) -> Any:
+        """Call a method of the body in its host."""
+        return self.host.call(method, *args)
+
+    def close(self) -> None:
+        """Close the environments and end the host."""
+        self.host.close()
+
+    def _wait(self) -> Any:
+        assert self._ticket is not None
+        value = self.host.wait(self._ticket)
+        self._ticket = None
+        return value
+
+    def _under_way(self) -> bool:
+        return self._ticket is not None and not self._ticket.done and self.host.usable
+
+    def _begin_reset(self, seed: Any, options: dict[str, Any] | None, mask: Any) -> None:
+        self._ticket = self.host.submit("reset", seed, options, mask)
+
+
+class ThreadShard(HostedShard):
     """A shard in a thread of its own."""
 
     def __init__(self, name: str, traits: Traits, offset: int, host: ThreadHost) -> None:
         super().__init__(name, traits, offset)
-        self.native_async = True
-        self.host = host
-        self._ticket: Ticket | None = None
-
-    def invoke(self, method: str, *args: Any) -> Any:
-        """Call a method of the body in its thread."""
-        return self.host.call(method, *args)
-
-    def close(self) -> None:
-        """Close the environments and end the thread."""
-        self.host.close()
+        self.host: ThreadHost = host
 
     def _begin(self, actions: Any) -> None:
         self._ticket = self.host.submit("step", layout.copy(actions))
 
     def _finish(self) -> BodyResult:
-        ticket, self._ticket = self._ticket, None
-        assert ticket is not None
-        result: BodyResult = self.host.wait(ticket)
+        result: BodyResult = self._wait()
         return result
-
-    def _begin_reset(self, seed: Any, options: dict[str, Any] | None, mask: Any) -> None:
-        self._ticket = self.host.submit("reset", seed, options, mask)
 
     def _finish_reset(self) -> tuple[Any, Any]:
-        ticket, self._ticket = self._ticket, None
-        assert ticket is not None
-        result: tuple[Any, Any] = self.host.wait(ticket)
+        result: tuple[Any, Any] = self._wait()
         return result
 
 
-class ProcessShard(BaseShard):
+class ProcessShard(HostedShard):
     """A shard in a process of its own: arrays in shared memory, messages for the rest."""
 
     def __init__(self, name: str, traits: Traits, offset: int, host: ProcessHost) -> None:
         super().__init__(name, traits, offset)
-        self.native_async = True
-        self.host = host
-        self._ticket: Ticket | None = None
+        self.host: ProcessHost = host
         plan = layout.Layout.of(
             traits.single_observation_space, traits.single_action_space, traits.num_envs
         )
         memory, _ = host.share("attach", plan.size, plan, offset)
         self._view = SharedView(memory, plan, layout.Tree(traits.single_observation_space))
-
-    def invoke(self, method: str, *args: Any) -> Any:
-        """Call a method of the body in its process."""
-        return self.host.call(method, *args)
-
-    def close(self) -> None:
-        """Close the environments and end the process."""
-        self.host.close()
 
     def _begin(self, actions: Any) -> None:
         if hasattr(actions, "detach"):  # a tensor would make the process load torch
@@ -281,14 +300,7 @@ class ProcessShard(BaseShard):
         self._ticket = self.host.submit("step")
 
     def _finish(self) -> BodyResult:
-        ticket, self._ticket = self._ticket, None
-        assert ticket is not None
-        return self._view.result(self.host.wait(ticket))
-
-    def _begin_reset(self, seed: Any, options: dict[str, Any] | None, mask: Any) -> None:
-        self._ticket = self.host.submit("reset", seed, options, mask)
+        return self._view.result(self._wait())
 
     def _finish_reset(self) -> tuple[Any, Any]:
-        ticket, self._ticket = self._ticket, None
-        assert ticket is not None
-        return self._view.obs(self.host.wait(ticket))
+        return self._view.obs(self._wait())

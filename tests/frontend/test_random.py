@@ -12,9 +12,7 @@ from rose_compiler.testing.functions import arguments, functions, load
 _NUMBER = itertools.count()
 
 
-@settings(
-    max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(text=functions())
 def test_random_functions(tmp_path_factory, text):
     module = load(text, tmp_path_factory.mktemp("random") / f"random_{next(_NUMBER)}.py")

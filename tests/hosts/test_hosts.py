@@ -191,7 +191,12 @@ def test_process_host_ends_when_it_is_collected() -> None:
 def test_process_host_outlives_the_thread_that_started_it() -> None:
     """The kernel's death signal follows the starting thread, so it must not be asked for here."""
     hosts: list[ProcessHost] = []
-    thread = threading.Thread(target=lambda: hosts.append(ProcessHost(Part)))
+
+    def start() -> None:
+        hosts.append(ProcessHost(Part))
+        hosts[0].ready()
+
+    thread = threading.Thread(target=start)
     thread.start()
     thread.join()
     time.sleep(0.2)
@@ -205,6 +210,7 @@ def test_a_forked_copy_of_the_parent_leaves_its_workers_alone(make: Any) -> None
     child = os.fork()
     if child == 0:
         try:
+            host.kill()
             host._finalizer()
         finally:
             os._exit(0)

@@ -7,10 +7,11 @@ kept. The name has no ``ROSE_`` knob behind it, so it is taken out of the enviro
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.ir.dump import dump
@@ -31,6 +32,15 @@ def rendered(history: History) -> str:
     remarks = history.remarks.render(width=96)
     lines = [f"# {line}".rstrip() for line in remarks.splitlines()]
     return history.after().rstrip("\n") + "\n\n" + "\n".join(lines) + "\n"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two threads on a busy machine spin at each other's barriers, for minutes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

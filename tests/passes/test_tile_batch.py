@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rose_compiler.base.decision import Decision
+from rose_compiler.ir import facts
 from rose_compiler.ir.parse import parse
 from rose_compiler.passes.base import PassContext
 from rose_compiler.passes.manager import PassManager
@@ -156,3 +157,13 @@ def test_buffers_that_are_read_again_after_the_next_step(blocked) -> None:
         'to_obs(x) @ facts(alias=["envs.outputs"], borrowed=True)\n        store(buf, t, obs, logprob)\n',
     )
     assert blocked(text, TileBatch(), CONTEXT) == ["borrowed-buffer"]
+
+
+def test_values_of_other_lengths_than_the_batch() -> None:
+    program = parse(TEXT)
+    for node in program.nodes():
+        if node.name == "next_obs":
+            facts.put(node, spec=facts.Spec("tensor", "Tensor", (24, 5), "float32", "cpu"))
+    history = PassManager([TileBatch()]).run(program, CONTEXT)
+    assert [r.code for r in history.remarks.missed()] == ["unsupported-shape"]
+    assert not history.remarks.applied()

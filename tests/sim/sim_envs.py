@@ -28,7 +28,7 @@ class Walk(gymnasium.Env):
         self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
         self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.position = np.zeros(3, np.float32)
-        self.last_action: Any = None
+        self.actions: list[Any] = []
         self.count = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -40,7 +40,7 @@ class Walk(gymnasium.Env):
         return self.position.copy(), {"start": float(self.position[0]), "index": self.index}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        self.last_action = action
+        self.actions = [*self.actions[-1:], action]
         self.count += 1
         noise = self.np_random.normal(size=3)
         push = float(np.sum(np.asarray(action, np.float64)))

@@ -120,6 +120,13 @@ def test_a_shards_own_infos_are_gymnasiums(infos: list[dict[str, Any]]) -> None:
     assert_same(dict(merged), Reference(len(infos)).merge([[info] for info in infos]))
 
 
+def test_infos_that_gymnasium_merges_only_as_a_whole() -> None:
+    """The last two alone fail (a list does not fit into integers); after an object they don't."""
+    infos = [[{"x": "text"}], [{"x": 1}], [{"x": [1, 2]}]]
+    merged = by_shards(infos, [1, 2], "collected")
+    assert_same(merged, Reference(3).merge(infos))
+
+
 def test_the_usual_step_is_a_table_and_packs_without_pickling() -> None:
     infos = [{"x": np.float64(i), "n": i, "pose": np.full(3, i), "ok": True} for i in range(4)]
     table = collect(list(enumerate(infos)), 4)

@@ -222,14 +222,13 @@ def test_an_environment_may_keep_its_action(hosts: Any) -> None:
     actions = boxes(2)
     try:
         ours.reset(seed=0)
-        given = actions(0)
-        ours.step(given)
-        first = ours.get_attr("last_action")
-        for shard in ours.shards():
-            shard.step_async(actions(1)[shard.offset :][:1])
-            shard.step_wait()
-        assert_same(first, tuple(given))
-        assert_same(ours.get_attr("last_action"), tuple(actions(1)))
+        for t in range(2):
+            given = actions(t)
+            for shard in ours.shards():
+                shard.step_async(given[shard.offset :][:1])
+                shard.step_wait()
+        kept = ours.get_attr("actions")
+        assert_same(kept, tuple([actions(0)[i], actions(1)[i]] for i in range(2)))
     finally:
         ours.close()
 
@@ -250,6 +249,12 @@ def test_shards_in_any_order_merge_to_the_whole_step(hosts: Any) -> None:
                 results[i] = shard.step_wait()
             merged = ours.merge([results[i] for i in range(3)])
             assert_same(merged, theirs.step(actions(t)), f"step {t}")
+        for t in range(60, 80):  # a step of the whole in two halves
+            given = actions(t)
+            ours.step_async(given)
+            given[:] = np.nan
+            assert_same(ours.step_wait(), theirs.step(actions(t)), f"step {t}")
+        assert ours.native_async == (hosts != "inline")
     finally:
         ours.close()
 

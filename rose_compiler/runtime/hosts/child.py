@@ -92,7 +92,10 @@ class Child:
         stop_all([self], grace)
 
     def kill(self) -> None:
-        """End the process at once and free what belongs to it."""
+        """End the process at once and free what belongs to it.
+
+        A forked copy of the parent only frees its own descriptors.
+        """
         if self.owner == os.getpid() and self.process.poll() is None:
             with suppress(OSError):
                 self.process.kill()
@@ -109,7 +112,7 @@ class Child:
         os.close(self.memory)
         if self.pidfd is not None:
             os.close(self.pidfd)
-        return self.owner == os.getpid()  # a forked copy of the parent must not end its workers
+        return True
 
 
 _running: dict[int, Child] = {}
