@@ -52,9 +52,6 @@ class HoistInvariant(Pass):
                 f"nothing is known of what {title(node)} reads and writes",
                 "declare its reads and writes with `rose_compiler.component` or `declare`",
             )
-        for effect in deps.effects(node):
-            if effect.write:
-                return Blocker("not-pure", f"{title(node)} writes {effect.state}")
         if held := pinned(deps, node):
             other, _ = held
             return Blocker(

@@ -20,7 +20,7 @@ from rose_compiler.passes.canonicalize import Canonicalize
 from rose_compiler.passes.defer import Defer
 from rose_compiler.passes.hoist import HoistInvariant
 from rose_compiler.passes.late import LateWork
-from rose_compiler.passes.manager import History, PassManager
+from rose_compiler.passes.manager import History, PassManager, check_round_trip
 from rose_compiler.passes.pipeline import PIPELINE
 from rose_compiler.passes.place import Place
 from rose_compiler.passes.split import Split
@@ -104,7 +104,8 @@ def test_rollouts() -> None:
         )
         program = rollout.program()
         before = rollout.run(interp.run, program)
-        history = PassManager(PIPELINE, verify=2).run(program, context)
+        history = PassManager(PIPELINE).run(program, context)
+        check_round_trip(program)
         applied.update(name for name, n in history.rewrites.items() if n)
         assert rollout.run(interp.run, program) == before
 
