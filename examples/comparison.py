@@ -165,21 +165,26 @@ def compare(
 def draw(curves: Mapping[str, Curve], episode: int, title: str, path: Path) -> None:
     """Learning curves against environment steps and against wall time, side by side."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True, layout="constrained")
-    for (name, curve), colour in zip(curves.items(), ("tab:gray", "tab:red"), strict=True):
+    # the first one wide and pale, so that it shows where the second one runs over it
+    styles = ({"color": "tab:gray", "lw": 5, "alpha": 0.5}, {"color": "tab:red", "lw": 1.3})
+    for (name, curve), style in zip(curves.items(), styles, strict=True):
         steps, seconds, mean, spread = curve.points()
         for axis, x in ((left, steps / 1000), (right, seconds)):
-            axis.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, lw=0)
-            axis.plot(x, mean, color=colour, marker="o", ms=3, label=name)
+            low, high = mean - spread, mean + spread
+            axis.fill_between(x, low, high, color=style["color"], alpha=0.12, lw=0)
+            axis.plot(x, mean, marker=".", label=name, **style)
         if curve.settled is not None:
-            right.axvline(curve.settled, color=colour, ls=":", label=f"{name}: schedule chosen")
+            label = f"{name}: schedule chosen"
+            right.axvline(curve.settled, color=style["color"], ls=":", label=label)
     left.set_xlabel("environment steps (thousands)")
     right.set_xlabel("wall time (s), tuning included")
-    left.set_ylabel(f"return of an episode of {episode} steps")
+    left.set_ylabel(f"return of {episode} steps\n(mean and deviation of the episodes)")
     for axis in (left, right):
+        axis.set_xlim(left=0)
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
     left.legend(loc="upper left", frameon=False)
-    right.legend(loc="upper left", frameon=False)
+    right.legend(loc="lower right", frameon=False)
     figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=140)
     plt.close(figure)

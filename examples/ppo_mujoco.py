@@ -222,16 +222,8 @@ class Run:
 
     def advance(self, fn: Callable[..., Any]) -> None:
         """Train for one call of `fn`, which has the signature of `iteration`."""
-        self.obs, self.done, _ = fn(
-            self.agent,
-            self.optimizer,
-            self.envs,
-            self.buffers,
-            self.cfg,
-            self.log,
-            self.obs,
-            self.done,
-        )
+        objects = (self.agent, self.optimizer, self.envs, self.buffers, self.cfg, self.log)
+        self.obs, self.done, _ = fn(*objects, self.obs, self.done)
 
     def close(self) -> None:
         """End the simulator's processes."""
@@ -264,6 +256,13 @@ def train(label: str, fn: Callable[..., Any], run: Run, iterations: int, console
             last = np.mean(run.log[-run.cfg.num_envs :]) if run.log else float("nan")
             bar.update(task, advance=1, rate=rate, last=last)
     return curve
+
+
+def settle(fast: Any, run: Run, seconds: float) -> None:
+    """Train on until the schedule is chosen, but not for longer than that."""
+    start = perf_counter()
+    while not fast.settled and perf_counter() - start < seconds:
+        run.advance(fast)
 
 
 def with_threads(rollout: int, rest: int) -> Callable[..., Any]:
@@ -396,6 +395,8 @@ def main(argv: list[str] | None = None) -> None:
         compiled = stack.enter_context(closing(Run.start(cfg, args.seed)))
         fast = stack.enter_context(closing(rose_compiler.compile(iteration)))
         curves["compiled"] = train("compiled", fast, compiled, iterations, console)
+        with console.status("tuning has not ended yet: training on"):
+            settle(fast, compiled, 5.0 if args.quick else 60.0)
 
         show(fast, console)
         args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -405,7 +406,7 @@ def main(argv: list[str] | None = None) -> None:
         with console.status("measuring both trainings in alternation"):
             table, notes = measure(eager, compiled, fast, cfg, effort)
         console.print(table)
-        console.print(notes, highlight=False, soft_wrap=True)
+        console.print(notes, markup=False, highlight=False, soft_wrap=True)
         console.print(f"learning curves: {args.out}", highlight=False)
 
 
