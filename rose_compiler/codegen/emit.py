@@ -69,12 +69,8 @@ def _filename(name: str) -> str:
 
 
 def _run(f: Function, program: Program) -> None:
-    params = []
-    names = (*program.value_params, *program.state_params)
-    for node, param in zip(placeholders(program.graph), names, strict=True):
-        f.variables[node] = f.names.fresh(param)
-        params.append(f.variables[node])
-    with f.writer.block(f"def run(rt, {', '.join(params)}):" if params else "def run(rt):"):
+    params = ", ".join(["rt", *(f.variables[p] for p in placeholders(program.graph))])
+    with f.writer.block(f"def run({params}):"):
         for lane in f.plan.lanes:
             f.writer.line(f"{f.lane(lane)} = rt.lane({quoted(lane)})")
         for variable, root, what in f.states.lookups:

@@ -26,11 +26,7 @@ from rose_compiler.codegen.writer import Writer
 from rose_compiler.ir import facts
 from rose_compiler.ir.facts import Context
 from rose_compiler.ir.ops import LOOP, SHARD, STATE
-from rose_compiler.ir.program import (
-    LoopView,
-    is_call,
-    op_of,
-)
+from rose_compiler.ir.program import LoopView, is_call, op_of, placeholders
 
 
 class Emitter(ABC):
@@ -41,6 +37,10 @@ class Emitter(ABC):
         self.names = module.names
         self.writer = Writer()
         self.variables: dict[fx.Node, str] = {}
+        program = plan.program
+        params = (*program.value_params, *program.state_params)
+        for node, param in zip(placeholders(program.graph), params, strict=True):
+            self.variables[node] = self.names.fresh(param, exact=True)
         self.states = States(plan, module.names)
         self.unset = maybe_unbound(plan.program)
         apart = {v.label for v in plan.program.loops() if v.facts.threads}
@@ -71,7 +71,7 @@ class Emitter(ABC):
     def lane(self, lane: str) -> str:
         """The variable that holds a lane."""
         if lane not in self._lanes:
-            self._lanes[lane] = self.names.fresh(lane.replace(":", "_"))
+            self._lanes[lane] = self.names.fresh(lane, exact=True)
         return self._lanes[lane]
 
     def ref(self, node: fx.Node, scope: Scope, at: Action | None) -> str:

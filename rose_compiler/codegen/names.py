@@ -33,9 +33,10 @@ class Names:
     def taken(self, name: str) -> bool:
         return name in self._taken or (self._outer is not None and self._outer.taken(name))
 
-    def fresh(self, text: str) -> str:
-        """``text`` as a name, with a number behind it if that name is taken already."""
-        base = stem(text)
+    def fresh(self, text: str, *, exact: bool = False) -> str:
+        """``text`` as a name, with a number behind it if that name is taken already. A number that
+        it ends in is left out, unless ``exact``."""
+        base = identifier(text) if exact else stem(text)
         name, n = base, 1
         while self.taken(name):
             n += 1

@@ -102,7 +102,7 @@ class Spread(Scope):
             if made and not copied and delays <= {0}:
                 assert isinstance(carried.value, fx.Node)
                 carried.early = True
-                self._after.setdefault(carried.value, []).append(carried.variable)
+                self._make_in_place(carried, carried.value)
                 continue
             if 0 in delays:
                 if not isinstance(carried.value, fx.Node) or carried.at < 0:
@@ -113,6 +113,15 @@ class Spread(Scope):
                 self.names.fresh(f"{carried.variable}_prev")
                 for _ in range(max(delays, default=1) - 1)
             ]
+
+    def _make_in_place(self, carried: Carried, value: fx.Node) -> None:
+        """Let the next value be made in the variable of the carried one, if that has no other."""
+        alone = sum(c.value is value for c in self.carried.values()) == 1
+        if alone and value not in self.body.copied:
+            made_in = self.variables.setdefault(value, carried.variable)
+            if made_in == carried.variable:
+                return
+        self._after.setdefault(value, []).append(carried.variable)
 
     def _handed_on(
         self, param: fx.Node, value: Value, loop: LoopView, seen: set[fx.Node]
@@ -194,7 +203,8 @@ class Spread(Scope):
         for node, copies in self.kept.items():
             stage = self.body.available.get(source_of(node), START)[0]
             found += [self.variables[node], *copies] if stage else copies[:-1]
-        return list(dict.fromkeys(found))
+        made = {c.variable for c in self.carried.values()}
+        return [name for name in dict.fromkeys(found) if name not in made]
 
     def copies(self) -> list[tuple[str, str]]:
         """(variable, source) at the end of each emitted trip, in this order."""

@@ -50,7 +50,7 @@ class States:
             return
         key = (root, what)
         if key not in self._by_text:
-            self._by_text[key] = self.names.fresh(f"{root.name}_{what}".replace(".", "_"))
+            self._by_text[key] = self.names.fresh(f"{root.name}_{what}", exact=True)
             self.lookups.append((self._by_text[key], root, what))
         self._names[node] = self._by_text[key]
 

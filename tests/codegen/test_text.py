@@ -488,8 +488,7 @@ def test_a_pipelined_loop() -> None:
                 started = 0
                 for t in range(n):
                     if started:
-                        r = step_task.wait()
-                        obs = r
+                        obs = step_task.wait()
                     a = f(obs)
                     step_task = shard_env.step(1, env, a)
                     if started:
@@ -499,8 +498,7 @@ def test_a_pipelined_loop() -> None:
                     t_prev = t
                     started += 1
                 if started:
-                    r = step_task.wait()
-                    obs = r
+                    obs = step_task.wait()
                     put(buf, a_prev)
                     put(buf, t_prev)
                 return obs
