@@ -176,9 +176,9 @@ def _late(lane: str, timeout: float | None) -> RoseError:
 class ThreadLane:
     """A daemon thread that runs tasks in order, each under the modes of its submitter.
 
-    Grad mode, inference mode, autocast and context variables are taken when a task is submitted.
-    ``threads`` is the number of torch's intra-operation threads on the worker (``None``: as it
-    comes). ``timeout`` bounds each ``wait`` in seconds. The thread starts with the first task.
+    Grad mode, inference mode, autocast, torch's thread count and context variables are taken when a
+    task is submitted. ``threads`` is a thread count of the worker's own. ``timeout`` bounds each
+    ``wait`` in seconds. The thread starts with the first task.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class ThreadLane:
 def _work(queue: SimpleQueue[ThreadTask | None], threads: int | None) -> None:
     """The worker. It knows its lane through tasks only, so that a forgotten lane ends it."""
     if threads is not None:
-        torch.set_num_threads(threads)
+        _use_threads(threads)
     while True:
         task = queue.get()
         if task is None:
@@ -251,6 +251,8 @@ def _work(queue: SimpleQueue[ThreadTask | None], threads: int | None) -> None:
             task.error = Skipped(f"a task before it on lane {lane.name!r} failed")
             lane.skipped.append(task)
         else:
+            if threads is None and task.modes is not None:
+                _use_threads(task.modes.threads)
             _run(task, lane)
         # what a task was given must not outlive it: its memory may be large
         task.fn = task.context = None
@@ -258,6 +260,12 @@ def _work(queue: SimpleQueue[ThreadTask | None], threads: int | None) -> None:
         task.done = True
         task.gate.release()
         del task, lane
+
+
+def _use_threads(count: int) -> None:
+    # each thread has a count of its own: another thread's later change does not reach it
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
 
 
 def _run(task: ThreadTask, lane: Lane) -> None:

@@ -10,8 +10,10 @@ import torch
 
 
 class Modes(NamedTuple):
-    """The modes of a thread. ``autocast`` has (device type, dtype, weight cache) where it is on."""
+    """The modes of a thread. ``autocast`` has (device type, dtype, weight cache) where it is on;
+    ``threads`` is how many threads its operations may use."""
 
+    threads: int
     grad: bool
     inference: bool
     autocast: tuple[tuple[str, torch.dtype, bool], ...]
@@ -28,12 +30,17 @@ def current() -> Modes:
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
             autocast += ((device, dtype, torch.is_autocast_cache_enabled()),)
-    return Modes(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
+    return Modes(
+        torch.get_num_threads(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        autocast,
+    )
 
 
 @contextmanager
 def entered(modes: Modes) -> Iterator[None]:
-    """Run a block under these modes and put the thread's own back."""
+    """Run a block under these modes, thread counts apart, and put the thread's own back."""
     with ExitStack() as stack:
         if modes.inference != torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(modes.inference))

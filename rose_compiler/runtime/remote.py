@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -55,8 +56,18 @@ class ShardLane:
             self._running.receive()
 
     def settle(self, grace: float | None) -> bool:
-        if self._running is not None:
-            self._running.receive()  # bounded by the host's own time limit
+        running = self._running
+        if running is not None and grace is None:
+            running.receive()
+        elif running is not None:
+            # a shard can't be asked to wait for so long and no longer
+            waiting = threading.Thread(
+                target=running.receive, name=f"rose {self.name} settling", daemon=True
+            )
+            waiting.start()
+            waiting.join(grace)
+            if waiting.is_alive():
+                return False
         return self._thread.settle(grace)
 
     def close(self) -> None:
@@ -64,7 +75,8 @@ class ShardLane:
         self._thread.close()
 
     def abandon(self) -> None:
-        """Leave the thread behind."""
+        """Leave behind a step, or a thread, that does not come to an end."""
+        self._running = None
         self._thread.abandon()
 
 

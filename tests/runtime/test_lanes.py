@@ -143,12 +143,19 @@ def test_a_graph_made_under_one_lane_trains_on_the_coordinator() -> None:
     lane.close()
 
 
-def test_threads_of_the_worker_are_its_own() -> None:
+def test_thread_counts_follow_the_submitter() -> None:
     before = torch.get_num_threads()
-    lane = ThreadLane("a", threads=1)
-    assert lane.submit(0, torch.get_num_threads).wait() == 1
-    assert torch.get_num_threads() == before
-    lane.close()
+    lane, own = ThreadLane("a"), ThreadLane("b", threads=1)
+    try:
+        for count in (2, 1, 2):
+            torch.set_num_threads(count)
+            assert lane.submit(0, torch.get_num_threads).wait() == count
+            assert own.submit(0, torch.get_num_threads).wait() == 1
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(before)
+        lane.close()
+        own.close()
 
 
 def test_a_time_limit_ends_a_wait() -> None:
@@ -213,6 +220,18 @@ def test_a_step_that_fails_is_on_record(native: bool) -> None:
     with pytest.raises(ValueError, match="negative"):
         task.wait()
     lane.close()
+
+
+def test_a_step_that_hangs_is_left_after_a_while() -> None:
+    lane, shard, release = ShardLane("shard:0"), Shard(True), threading.Event()
+    shard.step_wait = lambda: release.wait() and 5  # type: ignore[assignment, return-value]
+    lane.step(0, shard, 1)
+    start = time.monotonic()
+    assert not lane.settle(0.05)
+    assert time.monotonic() - start < 2
+    lane.abandon()
+    lane.close()  # waits for nothing
+    release.set()
 
 
 def test_the_inline_lane_raises_at_submit() -> None:
