@@ -66,13 +66,17 @@ def threads_left(within: float = 5.0) -> list[str]:
     return left
 
 
+def assert_let_go(env: ShardedEnv) -> None:
+    assert all(gone(pid) for pid in pids(env))
+    assert threads_left() == []
+
+
 def assert_lost(env: ShardedEnv, named: str) -> None:
     for use in (lambda: env.step(ACTIONS), env.reset, lambda: env.call("scale", 1.0)):
         with pytest.raises(RuntimeFault, match="its simulator is lost") as caught:
             use()
         assert named in str(caught.value)
-    assert all(gone(pid) for pid in pids(env))
-    assert threads_left() == []
+    assert_let_go(env)
     env.close()
 
 
@@ -81,6 +85,7 @@ def test_an_exception_in_a_step(hosts: Any) -> None:
     env = faulty("raise", hosts)
     with pytest.raises(ValueError, match="the robot fell over") as caught:
         env.step(ACTIONS)
+    assert_let_go(env)
     notes = "\n".join(caught.value.__notes__)
     assert "raised in shard 1, environments 1 to 1 of the batch" in notes
     assert ("sim_envs.py" in notes) == (hosts == "process")
@@ -110,6 +115,7 @@ def test_a_worker_that_ends_in_a_step(how: str, said: str) -> None:
     with pytest.raises(HostDied, match=said):
         env.step(ACTIONS)
     assert time.monotonic() - start < 5
+    assert_let_go(env)
     assert_lost(env, said)
 
 

@@ -64,7 +64,6 @@ class Child:
             raise fail("host-start", f"host {name!r} could not be started: {error}") from error
         finally:
             theirs.close()
-        self.owner = os.getpid()
         self.pidfd = _open_pidfd(self.process.pid)
         self._stopping = threading.Lock()
         self._stopped = False
@@ -94,11 +93,10 @@ class Child:
     def kill(self) -> None:
         """End the process at once and free what belongs to it.
 
-        A forked copy of the parent only frees its own descriptors.
+        In a forked copy of the parent, for whom it is no child, this only frees descriptors.
         """
-        if self.owner == os.getpid() and self.process.poll() is None:
-            with suppress(OSError):
-                self.process.kill()
+        with suppress(OSError):
+            self.process.kill()
         self.stop()
 
     def _hang_up(self) -> bool:

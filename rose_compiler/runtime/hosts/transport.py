@@ -75,9 +75,6 @@ def dump_exception(error: BaseException) -> bytes:
     text = "".join(traceback.format_exception(error)).rstrip()
     try:
         blob = bytes(cloudpickle.dumps(error))
-        # many exceptions pickle well and fail to unpickle, their __init__ wanting more arguments
-        if type(pickle.loads(blob)) is not type(error):
-            blob = b""
     except Exception:
         blob = b""
     return pickle.dumps((blob, _type_name(error), _brief(error), text))
@@ -90,6 +87,7 @@ def load_exception(payload: bytes, name: str, pid: int) -> BaseException:
     try:
         error = pickle.loads(blob)
     except Exception:
+        # many exceptions pickle well and fail to unpickle, their __init__ wanting more arguments
         error = fail(
             "host-exception",
             f"{kind} was raised in the host {name!r} and can't be pickled",
