@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -92,6 +93,18 @@ def _short(line: str, width: int = 96) -> str:
     return line if len(line) <= width else line[: width - 2] + " …"
 
 
+def show(fast: Any, console: Console) -> None:
+    """The captured program, the emitted code and the remarks."""
+    dump = fast.ir("captured")
+    loop = loop_around(dump, "env_step(", start="def iteration(")
+    text = signatures(dump, loop) + "\n\n" + loop
+    print_program(console, "captured: the rollout", text, 'all of it: compiled.ir("captured")')
+    loop = loop_around(fast.source, "env_step", start="def run(")
+    print_program(console, "emitted: the rollout", loop, "all of it: compiled.source")
+    console.rule("compiled.explain()", align="left")
+    console.print(fast.explain(width=console.width), markup=False, highlight=False, soft_wrap=True)
+
+
 @dataclass(frozen=True)
 class Effort:
     """How long to measure: trials of each variant, seconds a trial, copies to load the cores."""
@@ -174,17 +187,18 @@ def draw(curves: Mapping[str, Curve], episode: int, title: str, path: Path) -> N
             axis.fill_between(x, low, high, color=style["color"], alpha=0.12, lw=0)
             axis.plot(x, mean, marker=".", label=name, **style)
         if curve.settled is not None:
-            label = f"{name}: schedule chosen"
-            right.axvline(curve.settled, color=style["color"], ls=":", label=label)
+            right.axvspan(
+                0, curve.settled, color=style["color"], alpha=0.06, lw=0, label="schedules tried"
+            )
     left.set_xlabel("environment steps (thousands)")
     right.set_xlabel("wall time (s), tuning included")
-    left.set_ylabel(f"return of {episode} steps\n(mean and deviation of the episodes)")
+    left.set_ylabel(f"return of an episode of {episode} steps\n(mean and deviation)")
     for axis in (left, right):
         axis.set_xlim(left=0)
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
     left.legend(loc="upper left", frameon=False)
-    right.legend(loc="lower right", frameon=False)
+    right.legend(loc="upper left", frameon=False)
     figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=140)
     plt.close(figure)

@@ -1,6 +1,7 @@
 """PPO on HalfCheetah in MuJoCo, trained as written and compiled, then compared.
 
-    python examples/ppo_mujoco.py [--iterations N] [--seed S] [--out curves.png] [--quick]
+    python examples/ppo_mujoco.py [--iterations N] [--seed S] [--out curves.png]
+                                  [--numerics bitwise] [--quick]
 
 What a researcher would write ends with `iteration`; `compile` is called once, in `main`. Measuring,
 printing and the picture are in comparison.py beside this file. About three minutes on two cores.
@@ -21,7 +22,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from comparison import Curve, Effort, compare, draw, loop_around, print_program, signatures
+from comparison import Curve, Effort, compare, draw, show
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -311,18 +312,6 @@ def critical_path(cfg: Config, counts: list[int]) -> float:
     return float(np.median(chain)) + min(tail)
 
 
-def show(fast: Any, console: Console) -> None:
-    """The captured program, the emitted code and the remarks."""
-    dump = fast.ir("captured")
-    loop = loop_around(dump, "env_step(", start="def iteration(")
-    text = signatures(dump, loop) + "\n\n" + loop
-    print_program(console, "captured: the rollout", text, 'all of it: compiled.ir("captured")')
-    loop = loop_around(fast.source, "env_step", start="def run(")
-    print_program(console, "emitted: the rollout", loop, "all of it: compiled.source")
-    console.rule("compiled.explain()", align="left")
-    console.print(fast.explain(width=console.width), markup=False, highlight=False, soft_wrap=True)
-
-
 def measure(eager: Run, compiled: Run, fast: Any, cfg: Config, effort: Effort) -> tuple[Table, str]:
     """E0, E1 and compiled against each other and against the bound, as trainings that go on."""
     default = torch.get_num_threads()
@@ -372,6 +361,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--iterations", type=int, default=None, help="of either training (100)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("out/ppo_mujoco.png"), help="the picture")
+    parser.add_argument("--numerics", default="close", help="or bitwise: both learn in step")
     parser.add_argument("--quick", action="store_true", help="small and short: does it run?")
     args = parser.parse_args(argv)
     cfg, effort, iterations = Config(), Effort(), args.iterations or 100
@@ -393,7 +383,9 @@ def main(argv: list[str] | None = None) -> None:
         curves = {"eager": train("eager", iteration, eager, iterations, console)}
 
         compiled = stack.enter_context(closing(Run.start(cfg, args.seed)))
-        fast = stack.enter_context(closing(rose_compiler.compile(iteration)))
+        fast = stack.enter_context(
+            closing(rose_compiler.compile(iteration, numerics=args.numerics))
+        )
         curves["compiled"] = train("compiled", fast, compiled, iterations, console)
         with console.status("tuning has not ended yet: training on"):
             settle(fast, compiled, 5.0 if args.quick else 60.0)
@@ -407,7 +399,12 @@ def main(argv: list[str] | None = None) -> None:
             table, notes = measure(eager, compiled, fast, cfg, effort)
         console.print(table)
         console.print(notes, markup=False, highlight=False, soft_wrap=True)
-        console.print(f"learning curves: {args.out}", highlight=False)
+        console.print(f"Learning curves: {args.out}", highlight=False)
+        if args.numerics == "close":
+            console.print(
+                "They part where rounding has grown; --numerics bitwise trains to the same bits.",
+                highlight=False,
+            )
 
 
 if __name__ == "__main__":
