@@ -227,7 +227,6 @@ class Run:
         self.obs, self.done, _ = fn(*objects, self.obs, self.done)
 
     def close(self) -> None:
-        """End the simulator's processes."""
         self.envs.close()
 
 
@@ -253,9 +252,8 @@ def train(label: str, fn: Callable[..., Any], run: Run, iterations: int, console
             curve.returns.append(run.log[seen:])
             if curve.settled is None and getattr(fn, "settled", False):
                 curve.settled = curve.seconds[-1]
-            rate = (i + 1) * steps / curve.seconds[-1]
             last = np.mean(run.log[-run.cfg.num_envs :]) if run.log else float("nan")
-            bar.update(task, advance=1, rate=rate, last=last)
+            bar.update(task, advance=1, rate=(i + 1) * steps / curve.seconds[-1], last=last)
     return curve
 
 
@@ -280,7 +278,7 @@ def with_threads(rollout: int, rest: int) -> Callable[..., Any]:
 
 
 def single_core(cfg: Config) -> Callable[[], None]:
-    """An iteration on one core, in this process alone."""
+    """Advances a training on one core, in this process alone."""
     torch.set_num_threads(1)
     run = Run.start(replace(cfg, shards=1), seed=0, hosts="inline")
     return partial(run.advance, iteration)
@@ -292,8 +290,7 @@ def critical_path(cfg: Config, counts: list[int]) -> float:
     Acting and stepping of one shard alone, step by step; then advantages and update, at their best
     thread count.
     """
-    part = replace(cfg, num_envs=-(-cfg.num_envs // cfg.shards), shards=1)
-    chain, tail = [], []
+    part, chain, tail = replace(cfg, num_envs=-(-cfg.num_envs // cfg.shards), shards=1), [], []
     with closing(Run.start(part, 0, "inline")) as one, closing(Run.start(cfg, 0, "inline")) as run:
         for _ in range(3):
             torch.set_num_threads(1)
@@ -369,23 +366,18 @@ def main(argv: list[str] | None = None) -> None:
         cfg = replace(cfg, num_envs=8, num_steps=16, hidden=64, minibatch=64, episode=20)
         effort = Effort(2, trial=0.05, capacity_repeats=1, capacity_seconds=0.3, capacity_retries=0)
         iterations = args.iterations or 12
-    console = Console()
-    if console.width < 100:
-        console = Console(width=100)
+    console = Console(width=max(100, Console().width))
     console.print(
-        f"PPO on HalfCheetah-v5: {cfg.num_envs} environments in {cfg.shards} processes x "
-        f"{cfg.num_steps} steps, MLP 2x{cfg.hidden}, {cfg.epochs} epochs, "
-        f"{torch.get_num_threads()} torch threads, seed {args.seed}",
+        f"PPO on HalfCheetah-v5: {cfg.num_envs} environments in {cfg.shards} processes, "
+        f"{cfg.num_steps} steps, MLP 2x{cfg.hidden}, {torch.get_num_threads()} torch threads",
         highlight=False,
     )
 
-    with closing(Run.start(cfg, args.seed)) as eager, ExitStack() as stack:
+    fast = rose_compiler.compile(iteration, numerics=args.numerics)
+    with closing(fast), closing(Run.start(cfg, args.seed)) as eager, ExitStack() as stack:
         curves = {"eager": train("eager", iteration, eager, iterations, console)}
 
         compiled = stack.enter_context(closing(Run.start(cfg, args.seed)))
-        fast = stack.enter_context(
-            closing(rose_compiler.compile(iteration, numerics=args.numerics))
-        )
         curves["compiled"] = train("compiled", fast, compiled, iterations, console)
         with console.status("tuning has not ended yet: training on"):
             settle(fast, compiled, 5.0 if args.quick else 60.0)
@@ -401,10 +393,7 @@ def main(argv: list[str] | None = None) -> None:
         console.print(notes, markup=False, highlight=False, soft_wrap=True)
         console.print(f"Learning curves: {args.out}", highlight=False)
         if args.numerics == "close":
-            console.print(
-                "They part where rounding has grown; --numerics bitwise trains to the same bits.",
-                highlight=False,
-            )
+            console.print("They part once rounding has grown; with --numerics bitwise they don't.")
 
 
 if __name__ == "__main__":
