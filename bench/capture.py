@@ -104,9 +104,9 @@ SAC = Loop(
     (
         Overlap("target update(t), act(t+1)", _SAC_TARGET, _SAC_ACT, 1),
         Overlap("target update(t), env step(t+1)", _SAC_TARGET, _STEP, 1),
-        Overlap("store(t), act(t+1)", ("rb.add(",), _SAC_ACT, 1),
         Overlap("episode info(t), update(t)", ('if "episode" in infos',), ("qf_loss.backward",)),
         Overlap("logging(t), act(t+1)", ("global_step % 4 ==",), _SAC_ACT, 1),
+        Overlap("logging(t), env step(t+1)", ("global_step % 4 ==",), _STEP, 1),
         Overlap("critic update(t), act(t+1)", ("q_optimizer.step()",), _SAC_ACT, 1),
     ),
 )
@@ -120,7 +120,7 @@ IMITATION = Loop(
         Overlap("checkpoint(t), forward(t+1)", ("torch.save",), _FORWARD, 1),
         Overlap("checkpoint(t), optimizer(t+1)", ("torch.save",), _OPTIMIZE, 1),
         Overlap("logging(t), optimizer(t+1)", ("step % cfg.log_freq",), _OPTIMIZE, 1),
-        Overlap("optimizer(t), batch(t+1)", _OPTIMIZE, ("in dataloader",), 1),
+        Overlap("optimizer(t), batch(t+1)", _OPTIMIZE, ("batch = next(batches)",), 1),
     ),
 )
 GROUPS = Loop(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -181,13 +182,15 @@ def make_sac() -> tuple[Any, ...]:
     nets.qf1_target.load_state_dict(nets.qf1.state_dict())
     nets.qf2_target.load_state_dict(nets.qf2.state_dict())
     q_optimizer = torch.optim.Adam([*nets.qf1.parameters(), *nets.qf2.parameters()], lr=1e-3)
+    envs = pendulums(4)
+    envs.single_action_space.seed(0)
     return (
         args,
         nets,
         torch.optim.Adam(nets.actor.parameters(), lr=3e-4),
         q_optimizer,
         torch.optim.Adam([nets.log_alpha], lr=1e-3),
-        pendulums(4),
+        envs,
         ReplayBuffer(64, 4, 3, 1),
         Log(),
     )
@@ -262,33 +265,39 @@ def evaluate(policy: ChunkPolicy, env: Any, steps: int, seed: int) -> float:
     return total
 
 
+def cycle(iterable: Any) -> Iterator[Any]:
+    iterator = iter(iterable)
+    while True:
+        try:
+            yield next(iterator)
+        except StopIteration:
+            iterator = iter(iterable)
+
+
 def imitate(cfg, policy, evaluator, optimizer, lr_scheduler, dataloader, eval_env, meter, log):  # type: ignore[no-untyped-def]
     policy.train()
-    step = 0
-    while step < cfg.steps:
-        for batch in dataloader:
-            loss, output = policy.forward(batch)
-            loss.backward()
-            grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.grad_clip_norm)
-            optimizer.step()
-            optimizer.zero_grad()
-            lr_scheduler.step()
-            meter.update(output["l1_loss"])
-            step += 1
-            if step % cfg.log_freq == 0:
-                log.add_scalar("grad_norm", grad_norm.item(), step)
-                log.add_scalar("l1_loss", meter.sum / meter.count, step)
-                log.add_scalar("lr", lr_scheduler.get_last_lr()[0], step)
-                meter.reset()
-            if step % cfg.save_freq == 0:
-                checkpoint = {k: v.clone() for k, v in policy.state_dict().items()}
-                torch.save(checkpoint, cfg.checkpoint_path)
-            if step % cfg.eval_freq == 0:
-                evaluator.load_state_dict(policy.state_dict())
-                reward = evaluate(evaluator, eval_env, cfg.eval_steps, cfg.seed)
-                log.add_scalar("eval/reward", reward, step)
-            if step >= cfg.steps:
-                break
+    batches = cycle(dataloader)
+    for step in range(1, cfg.steps + 1):
+        batch = next(batches)
+        loss, output = policy.forward(batch)
+        loss.backward()
+        grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.grad_clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        lr_scheduler.step()
+        meter.update(output["l1_loss"])
+        if step % cfg.log_freq == 0:
+            log.add_scalar("grad_norm", grad_norm.item(), step)
+            log.add_scalar("l1_loss", meter.sum / meter.count, step)
+            log.add_scalar("lr", lr_scheduler.get_last_lr()[0], step)
+            meter.reset()
+        if step % cfg.save_freq == 0:
+            checkpoint = {k: v.clone() for k, v in policy.state_dict().items()}
+            torch.save(checkpoint, cfg.checkpoint_path)
+        if step % cfg.eval_freq == 0:
+            evaluator.load_state_dict(policy.state_dict())
+            reward = evaluate(evaluator, eval_env, cfg.eval_steps, cfg.seed)
+            log.add_scalar("eval/reward", reward, step)
 
 
 def make_imitation() -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+import torch
 import torch.fx as fx
 
 from rose_compiler.base.errors import fail
@@ -28,7 +29,7 @@ class BranchLowering(CallLowering):
             self.statements(node.body if known else node.orelse, scope, builder, live)
             return
         self.refuse_rebinding(node, scope)
-        if not self.structural([node], scope):
+        if not self.structural([node], scope) and not self.saves(node.body, scope):
             self.blocks.emit([node], scope, builder, live)
             return
         inside = liveness.live_in(node.body, live) | liveness.live_in(node.orelse, live)
@@ -67,12 +68,23 @@ class BranchLowering(CallLowering):
                 and not self.steps(statement.value, scope)
                 and self.structural([statement], scope)
             )
+            cut = cut or self.writes_out(statement, scope)
             if cut or not open_run:
                 found.append([statement])
             else:
                 found[-1].append(statement)
             open_run = not cut
         return found
+
+    def saves(self, statements: list[ast.stmt], scope: Scope) -> bool:
+        """Whether an arm makes a snapshot and then writes it out: two things, for the second one
+        may go on beside whatever changes what was copied."""
+        return len(statements) > 1 and any(self.writes_out(s, scope) for s in statements)
+
+    def writes_out(self, statement: ast.stmt, scope: Scope) -> bool:
+        """Whether a statement is a call of ``torch.save``."""
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        return isinstance(call, ast.Call) and scope.resolve(call.func) is torch.save
 
     def one_branch(
         self, node: ast.If, pred: fx.Node, scope: Scope, builder: Builder, live: set[str]

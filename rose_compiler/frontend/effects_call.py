@@ -13,13 +13,14 @@ import torch
 
 from rose_compiler.frontend import components, effects_iter, known, liveness, source
 from rose_compiler.frontend.attributes import NOT_STATIC
+from rose_compiler.frontend.effects_construct import construct
 from rose_compiler.frontend.effects_declared import declared_call
 from rose_compiler.frontend.effects_known import PARAMETERS, apply, parameters, structured
 from rose_compiler.frontend.effects_types import by_name, method_type, pure_builtin, result_type
 from rose_compiler.frontend.effects_val import FRESH, MAX_DEPTH, Val, joined
 from rose_compiler.frontend.known_modules import has_hooks
 from rose_compiler.frontend.modes import undecorated
-from rose_compiler.frontend.simulators import simulator_effects
+from rose_compiler.frontend.simulators import hands_out_fresh, simulator_effects
 
 if TYPE_CHECKING:
     from rose_compiler.frontend.effects_expr import ExpressionWalker as Walker
@@ -130,6 +131,8 @@ def static_call(
         target, holder, kinds, {k: v.type for k, v in keywords.items()}
     )
     if effects is not None and not effects.if_traced:
+        if simulator is not None and effects.kind == "reset":
+            return reset_call(walker, effects, simulator, receiver, positional, keywords)
         if simulator is not None:
             _process_wide(walker, simulator)
         if isinstance(receiver.obj, torch.nn.Module) and target.__name__ in PARAMETERS:
@@ -182,6 +185,22 @@ def _process_wide(walker: Walker, simulator: Any) -> None:
         walker.out.writes.setdefault(state)
 
 
+def reset_call(
+    walker: Walker,
+    effects: known.KnownEffects,
+    simulator: Any,
+    receiver: Val,
+    positional: list[Val],
+    keywords: dict[str, Val],
+) -> Val:
+    """A simulator's reset: it hands out what its step hands out."""
+    _process_wide(walker, simulator)
+    apply(walker, effects, receiver, positional, keywords)
+    if hands_out_fresh(simulator):
+        return FRESH
+    return Val(frozenset(f"{p}.outputs" for p in receiver.places))
+
+
 def method_call(
     walker: Walker,
     node: ast.Call,
@@ -225,38 +244,6 @@ def property_call(walker: Walker, node: ast.Attribute, raw: property, base: Val)
     if not isinstance(raw.fget, types.FunctionType):
         return walker.unknown(name, node)
     return user_call(walker, node, name, raw.fget, base, [], {}, False, True)
-
-
-def construct(
-    walker: Walker,
-    node: ast.Call,
-    name: str,
-    cls: type,
-    positional: list[Val],
-    keywords: dict[str, Val],
-    starred: bool,
-) -> Val:
-    """A new object of a class of the user's: its ``__init__`` is walked; it holds its arguments."""
-    held = frozenset(p for v in (*positional, *keywords.values()) for p in v.all_places)
-    made = Val(held, NOT_STATIC, cls)
-    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-        items = tuple(positional) if not keywords and not starred else None
-        return Val(held if items is None else frozenset(), NOT_STATIC, cls, items=items)
-    init = inspect.getattr_static(cls, "__init__", None)
-    if type(cls) is not type or inspect.getattr_static(cls, "__new__", None) is not _OBJECT_NEW:
-        return walker.unknown(f"`{name}`", node)
-    if isinstance(init, types.FunctionType):
-        if source.tree(init) is None and hasattr(cls, "__dataclass_fields__"):
-            after = inspect.getattr_static(cls, "__post_init__", None)
-            if after is None:
-                return made
-            return walker.unknown(f"`{name}` (its `__post_init__`)", node)
-        user_call(walker, node, name, init, Val(type=cls), positional, keywords, starred, True)
-        return made
-    return made if init is object.__init__ else walker.unknown(f"`{name}`", node)
-
-
-_OBJECT_NEW = inspect.getattr_static(object, "__new__")
 
 
 def module_call(

@@ -266,7 +266,6 @@ class LoopLowering(BranchLowering):
             child,
             {names["item"], names["ended"]},
             stem="next_item",
-            attributes={"advances": names["iterator"]},
         )
         item, ended = (scope.bindings.pop(names[n]) for n in ("item", "ended"))
         scope.bindings.pop(names["iterator"])

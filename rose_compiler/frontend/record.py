@@ -226,7 +226,11 @@ def _memory_inside(value: Any, depth: int) -> Iterator[tuple[int, int] | int]:
 
 def find_aliases(program: Program, record: Record) -> None:
     """Put ``alias`` facts on every value that was seen to share memory with a state or with
-    another value of the program."""
+    another value of the program.
+
+    Memory that values share and that no root leads to has a name of its own: ``%name`` where every
+    trip makes it anew, ``outside.name`` where one trip gave what an earlier one had given.
+    """
     ranges: list[tuple[int, int, fx.Node]] = []
     objects: dict[int, list[fx.Node]] = {}
     for node, results in record.results.items():
@@ -259,13 +263,34 @@ def find_aliases(program: Program, record: Record) -> None:
         else:
             open_high, open_node = high, node
     position = {node: i for i, node in enumerate(n for g in program.graphs() for n in g.nodes)}
+    taken = {node.name for node in position}
     for members in groups.all():
         members.sort(key=lambda n: position.get(n, 0))
         shared = dict.fromkeys(a for n in members for a in facts.get(n).alias)
-        if not shared:
-            shared = {f"%{members[0].name}": None}
+        if not shared:  # nodes of different bodies may have one name: no group may take another's
+            name, n = members[0].name, 1
+            while f"{name}_{n}" in taken:
+                n += 1
+            taken.add(f"{name}_{n}")
+            lasting = any(_same_again(record.results[m]) for m in members)
+            shared = {f"outside.{name}_{n}" if lasting else f"%{name}_{n}": None}
         for node in members:
             facts.put(node, alias=tuple(shared))
+
+
+def _same_again(results: list[Any]) -> bool:
+    """Whether a node gave memory that it had given before: something keeps it that no root leads
+    to, and it is no trip's own."""
+    if len(results) < KEEP:
+        return False
+    before, after = (list(memory_of(r)) for r in results)
+    for a in before:
+        for b in after:
+            if a == b or (
+                isinstance(a, tuple) and isinstance(b, tuple) and a[0] < b[1] and b[0] < a[1]
+            ):
+                return True
+    return False
 
 
 class _Groups:

@@ -40,3 +40,14 @@ def library_simulator(env: Any) -> bool:
             if nested is not None:
                 inner.append(nested)
     return all(library_simulator(e) for e in inner if e is not env)
+
+
+def hands_out_fresh(env: Any) -> bool:
+    """Whether a simulator's results own their memory: it copies (gymnasium with ``copy=True``), or
+    is known to allocate for each step."""
+    module = type(env).__module__ or ""
+    if module.startswith(("rose_compiler.sim", "envpool")):
+        return True
+    if module.startswith("gymnasium.vector"):
+        return bool(getattr(env, "copy", False)) if hasattr(env, "copy") else False
+    return getattr(env, "rose_fresh_outputs", False) is True

@@ -20,6 +20,7 @@ from rose_compiler.frontend.effects_val import Effects, Val, grads_of
 from rose_compiler.frontend.held import add_held
 from rose_compiler.frontend.record import Record, find_aliases
 from rose_compiler.frontend.scope import Static
+from rose_compiler.frontend.simulators import hands_out_fresh
 from rose_compiler.ir import facts
 from rose_compiler.ir.effects import parse_entry
 from rose_compiler.ir.interp import resolve
@@ -74,12 +75,12 @@ def _analyze_all(program: Program, record: Record, trained: set[str]) -> dict[fx
     """The effects of every operation that ran; its signature says them."""
     found: dict[fx.Node, Effects] = {}
     # what taking an item does is known from where the iterator was made
-    for node in sorted(_walked(program), key=lambda n: "advances" in op_of(n).attributes):
+    scope = Scope(program)
+    for node in sorted(_walked(program), key=_advances):
         if node not in record.examples:
             continue
         op = op_of(node)
-        iterator = advances(op, node, found, Scope(program))
-        effects = analyze(op, node, record, iterator, trained)
+        effects = analyze(op, node, record, iterators(op, node, found, scope), trained)
         op.attributes["calls"] = frozenset(effects.calls)
         found[node] = effects
         if not effects.unknown:
@@ -148,22 +149,32 @@ def _hand_down(module: fx.GraphModule) -> None:
         _hand_down(child)
 
 
-def advances(op: Op, node: fx.Node, found: dict[fx.Node, Effects], scope: Scope) -> Effects | None:
-    """What taking the next item of an iterator does that another operation made."""
-    param = op.attributes.get("advances")
-    if param is None:
-        return None
-    argument = node.args[op.signature.params.index(param)]
-    if not isinstance(argument, fx.Node):
-        return None
-    whole = Effects()
-    for maker in scope.definers(argument):
-        made = found.get(maker)
-        inner = made.pending if made is not None else {}
-        if len(inner) != 1:
-            return None
-        whole.add(_elsewhere(maker, next(iter(inner.values())), scope))
-    return whole
+def _advances(node: fx.Node) -> bool:
+    return any("next(" in line for line in op_of(node).source)
+
+
+def iterators(
+    op: Op, node: fx.Node, found: dict[fx.Node, Effects], scope: Scope
+) -> dict[str, Effects]:
+    """What taking the next item of each iterator does that the operation is given, by parameter."""
+    known: dict[str, Effects] = {}
+    if not _advances(node):
+        return known
+    for param, argument in zip(op.signature.params, node.args, strict=True):
+        if not isinstance(argument, fx.Node) or is_state(argument):
+            continue
+        whole = Effects()
+        makers = scope.definers(argument)
+        for maker in makers:
+            made = found.get(maker)
+            inner = list(made.pending.values()) if made is not None else []
+            if len(inner) == 1:
+                whole.add(_elsewhere(maker, inner[0], scope))
+            else:
+                makers = ()
+        if makers:
+            known[param] = whole
+    return known
 
 
 def _elsewhere(maker: fx.Node, effects: Effects, scope: Scope) -> Effects:
@@ -188,15 +199,15 @@ def _elsewhere(maker: fx.Node, effects: Effects, scope: Scope) -> Effects:
 
 
 def analyze(
-    op: Op, node: fx.Node, record: Record, iterator: Effects | None, trained: set[str]
+    op: Op, node: fx.Node, record: Record, iterators: dict[str, Effects], trained: set[str]
 ) -> Effects:
     """Walk one operation's statements with every combination of argument types that was seen.
 
-    ``iterator`` are the effects of taking an item, where the operation does that.
+    ``iterators`` are the effects of taking an item of what a parameter stands for.
     """
     out = Effects()
     for types in record.types[node]:
-        out.add(_walk(op, node, types, record, iterator, trained))
+        out.add(_walk(op, node, types, record, iterators, trained))
     # reading a value is no effect: values are ordered by who makes them
     values = {
         n
@@ -212,7 +223,7 @@ def _walk(
     node: fx.Node,
     types: tuple[type | None, ...],
     record: Record,
-    iterator: Effects | None,
+    iterators: dict[str, Effects],
     trained: set[str],
 ) -> Effects:
     out = Effects()
@@ -245,12 +256,12 @@ def _walk(
             bindings[name] = Val(type=kind, index=index)
         else:
             bindings[name] = Val(frozenset({name}), NOT_STATIC, kind)
-    advanced = op.attributes.get("advances")
-    if advanced is not None and advanced in bindings:
-        live = record.examples[node].args[op.signature.params.index(advanced)]
-        if iterator is None and isinstance(live, GeneratorType):
-            iterator = of_code(live.gi_code)
-        bindings[advanced] = replace(bindings[advanced], pending=iterator)
+    for name, live in zip(op.signature.params, record.examples[node].args, strict=True):
+        effects = iterators.get(name)
+        if effects is None and isinstance(live, GeneratorType):
+            effects = of_code(live.gi_code)
+        if effects is not None:
+            bindings[name] = replace(bindings[name], pending=effects)
     walker.statements(list(op.attributes["stmts"]))
     for name in op.attributes.get("outputs", ()):
         if name in walker.bindings:
@@ -334,17 +345,6 @@ def mark_step_results(program: Program, record: Record) -> None:
             facts.put(
                 each, borrowed=True, alias=tuple(dict.fromkeys([*facts.get(each).alias, where]))
             )
-
-
-def hands_out_fresh(env: Any) -> bool:
-    """Whether a simulator's results own their memory: it copies (gymnasium with ``copy=True``), or
-    is known to allocate for each step."""
-    module = type(env).__module__ or ""
-    if module.startswith(("rose_compiler.sim", "envpool")):
-        return True
-    if module.startswith("gymnasium.vector"):
-        return bool(getattr(env, "copy", False)) if hasattr(env, "copy") else False
-    return getattr(env, "rose_fresh_outputs", False) is True
 
 
 def _missed(log: RemarkLog, node: fx.Node, code: str, why: str) -> None:

@@ -102,6 +102,9 @@ class Scope:
             state = facts.get(node).state
             if state.startswith("%") and node.op == "call_function":
                 self._born.setdefault(root_of(state), set()).add(graph)
+            for alias in facts.get(node).alias:  # memory without an alloc of its own in the program
+                if alias.startswith("%"):
+                    self._born.setdefault(root_of(alias), set()).add(graph)
         for node, child in program.children(module):
             self._enter(child, node, taken)
 

@@ -13,12 +13,16 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.fx as fx
 
 from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.frontend.capture import Captured, capture
 from rose_compiler.frontend.record import Record, Recorder
 from rose_compiler.frontend.states import refine
 from rose_compiler.ir import interp
+from rose_compiler.ir.deps import Dependences
+from rose_compiler.ir.ops import STATE
+from rose_compiler.ir.program import Program, is_call
 
 
 @dataclass
@@ -121,8 +125,12 @@ def assert_same(
     return eager
 
 
+#: Attributes of libraries' objects that hold times of day.
+_TIMES = frozenset(("episode_start_time", "time_queue"))
+
+
 def difference(a: Any, b: Any, path: str = "", seen: frozenset[int] = frozenset()) -> str | None:
-    """Where two values differ, ``None`` where they are equal bit for bit."""
+    """Where two values differ, ``None`` where they are equal bit for bit, times of day aside."""
     if id(a) in seen:
         return None
     seen = seen | {id(a)}
@@ -138,9 +146,12 @@ def difference(a: Any, b: Any, path: str = "", seen: frozenset[int] = frozenset(
         same = a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
         return None if same else f" at {path or 'top'}: {a} and {b}"
     if isinstance(a, Mapping):
-        if list(a) != list(b):
+        plain_keys = all(isinstance(k, str | int | tuple) for k in (*a, *b))
+        if plain_keys and list(a) != list(b):
             return f" at {path or 'top'}: keys {list(a)} and {list(b)}"
-        pairs = [(f"{path}[{k!r}]", a[k], b[k]) for k in a]
+        if not plain_keys:  # by order, as an optimizer's state by its parameters
+            return difference(list(a.values()), list(b.values()), f"{path}.values()", seen)
+        pairs = [(f"{path}[{k!r}]", a[k], b[k]) for k in a if k not in _TIMES]
     elif isinstance(a, list | tuple):
         if len(a) != len(b):
             return f" at {path or 'top'}: {a!r} and {b!r}"
@@ -159,3 +170,29 @@ def difference(a: Any, b: Any, path: str = "", seen: frozenset[int] = frozenset(
         if found is not None:
             return found
     return None
+
+
+def shuffle(program: Program, generator: random.Random) -> int:
+    """Put the operations of every body into a random order that its dependences allow; how many
+    stand elsewhere than before."""
+    deps = Dependences(program)
+    moved = 0
+    for graph in program.graphs():
+        nodes = [n for n in graph.nodes if n.op == "call_function" and not is_call(n, STATE)]
+        if len(nodes) < 2:
+            continue
+        waits: dict[fx.Node, set[fx.Node]] = {n: set() for n in nodes}
+        for edge in deps.edges(graph):
+            if edge.applies(0) and edge.src in waits and edge.dst in waits:
+                waits[edge.dst].add(edge.src)
+        order: list[fx.Node] = []
+        while len(order) < len(nodes):
+            done = set(order)
+            ready = [n for n in nodes if n not in done and waits[n] <= done]
+            order.append(generator.choice(ready))
+        moved += sum(a is not b for a, b in zip(nodes, order, strict=True))
+        end = next(n for n in graph.nodes if n.op == "output")
+        for node in order:
+            end.prepend(node)
+        graph.lint()
+    return moved
