@@ -21,6 +21,7 @@ class Function(Operations):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self._promised: dict[str, list[fx.Node]] = {}  # next carried values by their variable
         self._around: list[tuple[LoopView, str]] = []  # loops around the text, with their counters
 
     def started(self) -> str:
@@ -96,11 +97,12 @@ class Function(Operations):
     def _share(self, view: LoopView, action: Action, scope: Scope) -> None:
         """Let one variable hold a carried value before, in and behind the loop, where none of its
         other readers would notice; so the loop reads as the user wrote it."""
-        if any(v in self.variables for v in nodes_in(view.carried_next) if v.graph is view.graph):
+        made = (v for v in nodes_in(view.carried_next) if v.op.startswith("call_"))
+        if any(v in self.variables for v in made):
             return  # emitted once before
         given: set[str] = set()
         outer = self.plan.bodies[action.node.graph]
-        for param, init in zip(view.carried, view.carried_init, strict=True):
+        for k, (param, init) in enumerate(zip(view.carried, view.carried_init, strict=True)):
             if (
                 isinstance(init, fx.Node)
                 and not outer.scheduled
@@ -110,6 +112,7 @@ class Function(Operations):
                 and init in self.variables
                 and self.variables[init] not in given
                 and _dead_behind(init, action.node)
+                and self._keeps(self.variables[init], k, view.node)
             ):
                 self.variables[param] = self.variables[init]
                 given.add(self.variables[init])
@@ -125,6 +128,21 @@ class Function(Operations):
                 continue
             if all(position[u] <= position[source] for u in uses_of(param)):
                 self.variables[value] = self.variables[param]
+                self._promised.setdefault(self.variables[param], []).append(value)
+
+    def _keeps(self, variable: str, k: int, loop: fx.Node) -> bool:
+        """Whether result ``k`` of a loop may stay in a variable: nothing else is made in it, in the
+        same body, while that result is needed."""
+        position = {n: at for at, n in enumerate(loop.graph.nodes)}
+        picks = [u for u in loop.users if is_item(u) and u.args[1] == k]
+        uses = [u for p in picks for u in uses_of(p)]
+        for value in self._promised.get(variable, ()):
+            if value.graph is not loop.graph or value in picks:
+                continue
+            made = position[source_of(value)]
+            if made > position[loop] and any(u.op == "output" or position[u] > made for u in uses):
+                return False
+        return True
 
     def _initial(self, view: LoopView, inside: Scope, refs: dict[fx.Node, str]) -> None:
         """In front of the loop: first carried values, and copies that don't exist yet."""

@@ -127,6 +127,37 @@ def test_an_initial_value_that_is_read_later_keeps_its_variable() -> None:
     check(p, (1, 3))
 
 
+def test_results_of_an_inner_loop_are_not_overwritten() -> None:
+    p = program("""
+    def fn(x, n):
+        for t, a, b in loop0(0, n, 1, a=x, b=x):
+            for k, c in inner(0, 2, 1, c=b):
+                d = f(c)
+                yield d
+            e = inner.c
+            h = g(t, t)
+            yield e, h
+        r = loop0.a
+        s = loop0.b
+        return r, s
+    """)
+    check(p, (1, 3))
+    q = program("""
+    def fn(x, n):
+        for t, b in loop0(0, n, 1, b=x):
+            for k, c in inner(0, 2, 1, c=b):
+                d = f(c)
+                yield d
+            e = inner.c
+            h = g(e, t)
+            yield h
+        s = loop0.b
+        return s
+    """)
+    check(q, (1, 3))
+    assert "b = g(b, t)" in emitted_run(q).replace("x", "b")
+
+
 def test_loops_of_all_kinds() -> None:
     p = program("""
     def fn(items, x):
