@@ -16,7 +16,7 @@ from bench.capture import LOOPS, blocker, captured, operations
 from rose_compiler.frontend.capture import capture
 from rose_compiler.ir import interp
 from rose_compiler.ir.deps import Dependences
-from rose_compiler.testing.capturing import assert_same, difference, shuffle, values_of
+from rose_compiler.testing.capturing import difference, shuffle, values_of
 
 NAMES = {loop.name: loop for loop in LOOPS}
 

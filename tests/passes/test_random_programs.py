@@ -29,6 +29,9 @@ from rose_compiler.testing import slots
 from rose_compiler.testing.programs import Generated, programs
 from rose_compiler.testing.rollouts import Rollout, rollouts
 
+# a minute of work on an idle core, many on a busy machine
+pytestmark = pytest.mark.timeout(900)
+
 CONTEXT = PassContext(
     options=Decision(groups=2, late="shadow", defer=True), asynchronous=frozenset({"sim"})
 )
