@@ -23,7 +23,17 @@ from rose_compiler.ir.ops import Op
 
 # Attributes by which blocks are compiled anew; they lead to the objects that were captured.
 _CAPTURED = frozenset(
-    ("stmts", "filename", "inputs", "outputs", "globals", "owner", "statics", "conditional")
+    (
+        "stmts",
+        "filename",
+        "inputs",
+        "outputs",
+        "globals",
+        "owner",
+        "statics",
+        "conditional",
+        "part_of",
+    )
 )
 # Tensors larger than this don't belong into a text; graphs get theirs as states.
 _MAX_CONSTANT = 4096

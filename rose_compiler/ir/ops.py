@@ -63,7 +63,9 @@ class Op:
 
     * ``"step"``: ``{"env": param, "action": param}`` of a step;
     * ``"keeps"``: pairs ``(container, value)`` of parameters where the container goes on holding a
-      reference to the value, so that who touches the container may read it.
+      reference to the value, so that who touches the container may read it;
+    * ``"part_of"``: ``(operation, positions)`` of a part that a pass cut out of a captured
+      operation: which of its results each result of the part is, ``None`` for a value inside.
     """
 
     def __init__(

@@ -137,7 +137,7 @@ def _keep(node: fx.Node, unread: tuple[int, ...], rewrite: Rewriter) -> None:
         if f"return.{old}" in old_axes
     }
     retire(rewrite.program, node)
-    made = part(rewrite.program, op, body, op.name, named_axes(node), axes)
+    made = part(rewrite.program, op, body, op.name, named_axes(node), axes, kept)
     spec = known.spec
     if spec is not None and spec.items:
         items_left = tuple(spec.items[k] for k in kept)

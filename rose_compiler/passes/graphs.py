@@ -33,8 +33,12 @@ def part(
     name: str,
     axes: Mapping[str, int],
     known: Mapping[str, int] | None = None,
+    results: Sequence[int | None] | None = None,
 ) -> Op:
     """An operation with ``body``, made of the traced operation ``of``.
+
+    ``results`` says which result of ``of`` each result of the body is; ``None`` for one that is a
+    value in the middle of it. Left out, they are the same ones.
 
     ``axes`` are the batch axes of the body's placeholders, by name; those of its results are proven
     anew, except for the ``known`` ones. Its effects are those of the original as far as the body
@@ -64,6 +68,7 @@ def part(
     )
     found = {"draws": _draws(body), "checks": checks}
     attributes = of.attributes | {k: v for k, v in found.items() if v or k in of.attributes}
+    attributes["part_of"] = _lineage(of, results or range(len(results_of(body))))
     return Op(
         signature,
         body.forward,
@@ -72,6 +77,14 @@ def part(
         source=of.source,
         attributes=attributes,
     )
+
+
+def _lineage(of: Op, results: Sequence[int | None]) -> tuple[Op, tuple[int | None, ...]]:
+    """The captured operation that a part stems from, and which of its results the part makes."""
+    root, positions = of.attributes.get("part_of", (of, None))
+    if positions is None:
+        return root, tuple(results)
+    return root, tuple(None if k is None else positions[k] for k in results)
 
 
 def retire(program: Program, node: fx.Node) -> None:

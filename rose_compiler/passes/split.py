@@ -113,7 +113,8 @@ def apply(node: fx.Node, sliced: Sliced, rewrite: Rewriter) -> tuple[fx.Node, fx
     given = dict(zip([n.name for n in placeholders(op.body.graph)], node.args, strict=True))
     axes = named_axes(node)
     retire(program, node)
-    first = part(program, op, sliced.early, f"{op.name}_early", axes)
+    made_early = (*sliced.early_outputs, *(None for _ in sliced.passed))
+    first = part(program, op, sliced.early, f"{op.name}_early", axes, results=made_early)
     early = rewrite.call(
         first,
         *(given[n] for n in sliced.early_inputs),
@@ -134,7 +135,7 @@ def apply(node: fx.Node, sliced: Sliced, rewrite: Rewriter) -> tuple[fx.Node, fx
         given[name] = results[k]
         if f"return.{k}" in early_axes:
             axes[name] = early_axes[f"return.{k}"]
-    second = part(program, op, sliced.late, f"{op.name}_late", axes)
+    second = part(program, op, sliced.late, f"{op.name}_late", axes, results=sliced.late_outputs)
     late = rewrite.call(
         second,
         *(given[n] for n in sliced.late_inputs),
