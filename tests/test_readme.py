@@ -47,7 +47,6 @@ def test_what_is_not_there_yet_says_so() -> None:
         "windows": lambda: compiled.windows(),
         "quota_plan": lambda: compiled.quota_plan,
         "report": lambda: compiled.report("x"),
-        "trace": lambda: compiled.trace("x"),
         "check": lambda: rose_compiler.compile(lambda_free, check=True),
         "staleness": lambda: rose_compiler.compile(lambda_free, staleness={"policy": 1}),
         "backend": lambda: rose_compiler.compile(lambda_free, backend="virtual:h100"),

@@ -6,10 +6,12 @@ import functools
 import inspect
 import warnings
 import weakref
+from pathlib import Path
 from typing import Any
 
 from rose_compiler.api.options import Options
 from rose_compiler.api.specialize import Schedule, Specialization
+from rose_compiler.api.tracing import Tracer
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import ConfigError, fail, register
@@ -49,6 +51,7 @@ class Compiled:
         self._recaptures: list[str] = []
         self._runtime: Runtime | None = None
         self._last: Specialization | None = None
+        self._tracer = Tracer()
         self._bound: weakref.WeakKeyDictionary[Any, Compiled] = weakref.WeakKeyDictionary()
         functools.update_wrapper(self, fn)
 
@@ -82,7 +85,9 @@ class Compiled:
             why = why or changed
         if why:
             self._recaptured(why)
-        made = Specialization(self._fn, args, kwargs, self._options, self._log)
+        made = Specialization(self._fn, args, kwargs, self._options, self._log, self._tracer)
+        if self._specializations:
+            made.unit.folder = f"capture-{len(self._specializations) + 1}"
         arguments = made.guards.bind(given, kwargs)
         self._specializations.insert(0, made)
         return made, arguments
@@ -101,8 +106,11 @@ class Compiled:
     @property
     def runtime(self) -> Runtime:
         """The lanes this function runs on; made when they are first needed."""
+        serial = knobs.current().serial
+        if self._runtime is not None and self._runtime.serial != serial:
+            self.close()
         if self._runtime is None:
-            self._runtime = Runtime(serial=knobs.current().serial, timeout=self._options.timeout)
+            self._runtime = Runtime(serial=serial, timeout=self._options.timeout)
         return self._runtime
 
     def close(self) -> None:
@@ -195,13 +203,15 @@ class Compiled:
         """
         raise NotImplementedError("report(): the profiler is not there yet")
 
-    def trace(self, path: str) -> None:
-        """A timeline file of one call. Comes with the profiler.
+    def trace(self, path: str | Path) -> None:
+        """Have the next iteration leave its timeline in a file, in Chrome's trace format, which
+        https://ui.perfetto.dev and ``chrome://tracing`` show: lanes as threads, operations with
+        the user's lines. The first iteration of all, which is watched, is not traced.
 
         Raises:
-            NotImplementedError: until then.
+            ConfigError: when there can be no such file.
         """
-        raise NotImplementedError("trace(): the profiler is not there yet")
+        self._tracer.arm(path)
 
     def _require(self) -> Specialization:
         if self._last is None or not self._last.unit.recorded:
@@ -213,7 +223,10 @@ class Compiled:
 
     def _schedule(self) -> Schedule:
         unit = self._require().unit
-        return unit.build(unit.tuning().best)
+        best = unit.tuning().best
+        if unit.last is not None and unit.last.decision == best:
+            return unit.last  # what ran, whatever settings it was built under
+        return unit.build(best)
 
     def __repr__(self) -> str:
         return f"<rose_compiler.compile of {self.__qualname__}>"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,13 +14,16 @@ import torch.fx as fx
 
 from rose_compiler.api.options import Options
 from rose_compiler.api.probing import Prober
+from rose_compiler.api.tracing import Trace, Tracer
 from rose_compiler.api.tuning import Tuning
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import RoseError
-from rose_compiler.base.remarks import RemarkLog
+from rose_compiler.base.knobs import Settings
+from rose_compiler.base.remarks import Remark, RemarkLog
 from rose_compiler.codegen.emit import Emitted, emit
-from rose_compiler.codegen.load import load
+from rose_compiler.codegen.load import copied_from, edited, load
+from rose_compiler.codegen.timed import Timer
 from rose_compiler.frontend.batches import annotate
 from rose_compiler.frontend.capture import capture
 from rose_compiler.frontend.components import is_simulator
@@ -62,11 +67,30 @@ class Schedule:
     history: History
     emitted: Emitted
     run: Any
+    _timed: tuple[Timer, Any] | None = field(default=None, repr=False)
 
     @property
     def source(self) -> str:
-        """The emitted module."""
+        """The module that runs: the emitted one, or a person's edited copy."""
         return self.emitted.source
+
+    def timed(self) -> tuple[Timer, Any]:
+        """The same code with a timer."""
+        if self._timed is None:
+            timer = Timer()
+            self._timed = timer, load(self.emitted, timer=timer)
+        return self._timed
+
+    def traced(self, runtime: Runtime, inputs: tuple[Any, ...], trace: Trace) -> Any:
+        """Run one iteration and fill in its timeline."""
+        timer, run = self.timed()
+        timer.taken.clear()
+        with runtime.recording() as spans:
+            try:
+                return run(runtime, *inputs)
+            finally:
+                trace.spans, trace.faults = spans, self.emitted.faults
+                trace.own = [(timer.statements[k], a, b) for k, a, b in timer.taken]
 
 
 class Unit:
@@ -76,13 +100,18 @@ class Unit:
     function, or one trip of its loop over iterations.
     """
 
-    def __init__(self, program: Program, options: Options, log: RemarkLog) -> None:
+    def __init__(
+        self, program: Program, options: Options, log: RemarkLog, tracer: Tracer | None = None
+    ) -> None:
         self.program = program
         self.options = options
         self.log = log
+        self.tracer = tracer or Tracer()
         self.text = ""
         self.recorded = False
-        self.schedules: dict[Decision, Schedule] = {}
+        self.folder = ""  # below the one that ROSE_DUMP names
+        self.last: Schedule | None = None
+        self.schedules: dict[tuple[Decision, Settings, int], Schedule] = {}
         self._examples: dict[str, Any] = {}
         self._tuning: Tuning | None = None
 
@@ -103,29 +132,55 @@ class Unit:
             return interp.run(self.program, values, states)
         tuning = self.tuning(eager is not None)
         decision = tuning.next()
-        while decision is not None and decision not in self.schedules and not tuning.settled:
+        while decision is not None and not tuning.settled:
             try:
                 self.build(decision)
+                break
             except RoseError as error:
                 # a candidate that can't be built is no reason to stop training
                 tuning.failed(decision, error)
                 decision = tuning.next()
-        started = time.perf_counter()
-        if decision is None:
+        run: Callable[[], Any]
+        self.last = None if decision is None else self.build(decision)
+        target = self.tracer.take()
+        trace = None
+        if target is not None:
+            trace = Trace(self.program.name, "eager" if decision is None else str(decision))
+        if self.last is None:
             assert eager is not None
-            result = eager()
+            run = eager
         else:
-            schedule = self.build(decision)
-            started = time.perf_counter()
-            result = schedule.run(
-                runtime,
-                *(values[n] for n in self.program.value_params),
-                *(states[n] for n in self.program.state_params),
-            )
-        tuning.record(decision, time.perf_counter() - started)
+            run = self._bound(self.last, runtime, values, states, trace)
+        started = time.perf_counter()
+        try:
+            result = run()
+            tuning.record(decision, time.perf_counter() - started)
+        finally:
+            if trace is not None and target is not None:
+                trace.start, trace.end = started, time.perf_counter()
+                trace.write(target)
         return result
 
+    def _bound(
+        self,
+        schedule: Schedule,
+        runtime: Runtime,
+        values: Mapping[str, Any],
+        states: Mapping[str, Any],
+        trace: Trace | None,
+    ) -> Callable[[], Any]:
+        """A schedule with its arguments."""
+        inputs = (
+            *(values[n] for n in self.program.value_params),
+            *(states[n] for n in self.program.state_params),
+        )
+        if trace is None:
+            return lambda: schedule.run(runtime, *inputs)
+        schedule.timed()  # before the clock starts
+        return lambda: schedule.traced(runtime, inputs, trace)
+
     def _first(self, values: Mapping[str, Any], states: Mapping[str, Any]) -> Any:
+        said = len(self.log)
         recorder = Recorder(self.program)
         result = interp.run(self.program, values, states, hooks=recorder)
         record = recorder.record
@@ -137,6 +192,8 @@ class Unit:
         verify(self.program)
         self.text = dump(self.program)
         self.recorded = True
+        if knobs.current().remarks and len(self.log) > said:
+            print(self.log[said:].render(), file=sys.stderr)
         return result
 
     def tuning(self, eager: bool = True) -> Tuning:
@@ -176,25 +233,53 @@ class Unit:
         )
 
     def build(self, decision: Decision) -> Schedule:
-        """The schedule of one decision; built once."""
-        found = self.schedules.get(decision)
+        """The schedule of one decision under the settings in force; built once."""
+        # what only matters while it runs is no reason to build it anew
+        settings = replace(knobs.current(), interp=False, serial=False, trace=None)
+        key = (decision, settings, _changed(settings.edit))
+        found = self.schedules.get(key)
         if found is not None:
             return found
-        settings = knobs.current()
         program = copy_program(self.program)
         passes = PIPELINE if self.options.passes is None else self.options.passes
-        manager = PassManager(
-            passes,
-            verify=settings.verify,
-            fuel=settings.fuel,
-            dump_dir=settings.dump,
-            names=settings.passes,
-        )
+        manager = PassManager.of(passes, settings)
+        folder = self._dump_folder(decision, settings)
+        manager.dump_dir = folder
         history = manager.run(program, self.context(decision, program))
         emitted = emit(program)
+        if folder is not None:
+            name = f"{program.name}.{len(history):02d}-emitted.py"
+            (folder / name).write_text(emitted.source, encoding="utf-8")
+        if settings.edit is not None:
+            emitted = self._edited(emitted, settings.edit)
         made = Schedule(decision, program, history, emitted, load(emitted))
-        self.schedules[decision] = made
+        self.schedules[key] = made
         return made
+
+    def _dump_folder(self, decision: Decision, settings: Settings) -> Path | None:
+        if settings.dump is None:
+            return None
+        folder = Path(settings.dump) / self.folder
+        if not self.tuning().tuned:
+            return folder
+        # several schedules are built; each has a folder, or the last one would be all that is left
+        return folder / str(decision).replace("=", "-").replace(" ", "_")
+
+    def _edited(self, emitted: Emitted, path: str) -> Emitted:
+        found = edited(emitted, path)
+        if found is emitted:
+            other = copied_from(Path(path).read_text(encoding="utf-8"))
+            why = f"{path} is a copy of {other!r}, so it is not run here"
+            self.log.add(Remark("note", "edit", (), "other-program", why))
+        return found
+
+
+def _changed(path: str | None) -> int:
+    """When a file was last written, in nanoseconds; 0 for one that is not there."""
+    try:
+        return 0 if path is None else Path(path).stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 class Specialization:
@@ -207,6 +292,7 @@ class Specialization:
         kwargs: dict[str, Any],
         options: Options,
         log: RemarkLog,
+        tracer: Tracer | None = None,
     ) -> None:
         self.captured = capture(fn, args, kwargs)
         program = self.captured.program
@@ -214,7 +300,7 @@ class Specialization:
         self.guards = make_guards(self.captured, args, kwargs)
         self.iterations = find_iterations(program)
         unit = program if self.iterations is None else one_trip(program, self.iterations)
-        self.unit = Unit(unit, options, log)
+        self.unit = Unit(unit, options, log, tracer)
 
     def call(self, arguments: Arguments, runtime: Runtime, eager: Callable[[], Any]) -> Any:
         """Run one call of the function."""

@@ -6,6 +6,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rose_compiler.api.options import Options
+from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.remarks import Remark, RemarkLog
 from rose_compiler.tune.chooser import Chooser
@@ -38,7 +39,8 @@ class Tuning:
         self._shown = False
         self._work = WorkMeter()
         self._chooser: Chooser | None = None
-        if options.decision is not None or not options.tune:
+        self._edit = knobs.current().edit
+        if options.decision is not None or not options.tune or self._edit is not None:
             close = options.numerics == "close"
             self._fixed = options.decision or default_decision(shards, asynchronous, close)
             return
@@ -51,6 +53,11 @@ class Tuning:
             eager=eager,
         )
         self._chooser = Chooser(space)
+
+    @property
+    def tuned(self) -> bool:
+        """Whether several schedules are tried."""
+        return self._chooser is not None
 
     @property
     def settled(self) -> bool:
@@ -113,6 +120,8 @@ class Tuning:
         """One line on what is in force and why."""
         if self._chooser is None:
             how = "as given" if self.options.decision is not None else "not tuned"
+            if self._edit is not None and self.options.tune and self.options.decision is None:
+                how = "not tuned, since ROSE_EDIT runs one piece of code"
             return f"schedule [{self._fixed}], {how}"
         name = "the user's own statements" if self.chosen is None else f"[{self.chosen}]"
         if not self._chooser.settled:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import linecache
+import os
 import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -28,13 +29,25 @@ class SourceLocation:
     text: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        """``file:line``, the file relative to the working directory where it lies below it."""
+        return f"{shown_path(self.file)}:{self.line}"
 
     @property
     def source(self) -> str:
         """The source line without indentation, empty if it can't be read."""
         text = linecache.getline(self.file, self.line) if self.text is None else self.text
         return text.strip()
+
+
+def shown_path(file: str) -> str:
+    """A path as messages show it: relative to the working directory where it lies below it."""
+    if not os.path.isabs(file):
+        return file
+    try:
+        inside = os.path.relpath(file)
+    except (OSError, ValueError):  # the working directory is gone, or on another drive
+        return file
+    return file if inside.startswith(os.pardir) else inside
 
 
 class RoseError(Exception):

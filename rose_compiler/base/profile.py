@@ -45,7 +45,11 @@ class OpTime(_Plain):
 
 @dataclass(frozen=True)
 class Span(_Plain):
-    """One run of one operation on one lane. ``trip`` holds the loop indices, outermost first."""
+    """One run of one operation on one lane. ``trip`` holds the loop indices, outermost first.
+
+    ``site`` is the operation's number in the fault map of the code that ran, -1 where there is
+    none.
+    """
 
     op: str
     lane: str
@@ -53,6 +57,7 @@ class Span(_Plain):
     end_s: float
     activity: float = 1.0
     trip: tuple[int, ...] = ()
+    site: int = -1
 
     @property
     def duration_s(self) -> float:

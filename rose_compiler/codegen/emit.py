@@ -26,7 +26,8 @@ _used: set[str] = set()
 class Emitted:
     """Emitted code: the text, the name it goes by in tracebacks, and what it names.
 
-    ``places`` has the user's line of each emitted line that has one.
+    ``places`` has the user's line of each emitted line that has one. ``edited`` says that the text
+    is a person's copy, which has no such lines.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Emitted:
     faults: FaultMap
     places: Mapping[int, SourceLocation] = field(default_factory=dict)
     plan: Schedule | None = None
+    edited: bool = False
 
 
 def emit(program: Program, *, filename: str | None = None) -> Emitted:

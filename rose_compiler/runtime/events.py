@@ -117,7 +117,7 @@ class StreamLane:
         task.event = streams.record(stream)
         if self.spans is not None:  # the time to issue it; the device's own is the profiler's
             name = getattr(fn, "__name__", None) or type(fn).__name__
-            self.spans.append(Span(name, self.name, start, perf_counter()))
+            self.spans.append(Span(name, self.name, start, perf_counter(), site=site))
         return task
 
     def step(self, site: int, shard: Any, action: Any) -> Task:

@@ -117,7 +117,7 @@ class InlineLane:
         task.value = fn(*map(_resolved, args))
         task.done = True
         if self.spans is not None:
-            self.spans.append(Span(_name(fn), self.name, start, perf_counter()))
+            self.spans.append(Span(_name(fn), self.name, start, perf_counter(), site=site))
         return task
 
     def step(self, site: int, shard: Any, action: Any) -> Task:
@@ -286,4 +286,4 @@ def _run(task: ThreadTask, lane: Lane) -> None:
         task.error = error
         lane.failed.append(task)
     if spans is not None:
-        spans.append(Span(_name(fn), lane.name, start, perf_counter()))
+        spans.append(Span(_name(fn), lane.name, start, perf_counter(), site=task.site))

@@ -110,7 +110,7 @@ class ShardTask(Task):
         self.done = True
         lane._running = None
         if lane.spans is not None:
-            lane.spans.append(Span("step", lane.name, self.start, perf_counter()))
+            lane.spans.append(Span("step", lane.name, self.start, perf_counter(), site=self.site))
 
 
 class HostLane:
@@ -175,4 +175,6 @@ class HostTask(Task):
         self.done = True
         lane._running.remove(self)
         if lane.spans is not None:
-            lane.spans.append(Span(self.ticket.what, lane.name, self.start, perf_counter()))
+            lane.spans.append(
+                Span(self.ticket.what, lane.name, self.start, perf_counter(), site=self.site)
+            )
