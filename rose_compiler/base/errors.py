@@ -124,6 +124,10 @@ class ConfigError(RoseError):
     """A setting or an argument has a name or a value that does not exist."""
 
 
+class QuotaError(RoseError):
+    """A quota can't be had: the device has less, hands it out otherwise, or refused it."""
+
+
 class RuntimeFault(RoseError):
     """Something failed while a schedule ran."""
 

@@ -9,14 +9,28 @@ system shares cores among busy threads so, and a GPU its SMs among resident kern
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import platform
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
-from rose_compiler.base.errors import fail
+from rose_compiler.base.errors import ConfigError, fail, nearest, register
+
+register(
+    "config-machine",
+    ConfigError,
+    "a machine is named that nothing describes, or its description can't be read",
+    'name one of `rose_compiler.base.machine.known_machines()`, or the path of a ".toml" or '
+    '".json" file with the fields of `Machine`',
+)
+
+#: The descriptions that come with the package, a file each.
+_DESCRIPTIONS = Path(__file__).with_name("machines")
 
 
 @dataclass(frozen=True)
@@ -26,6 +40,9 @@ class Machine:
     ``cores`` is the number of CPU cores this process may use. ``sms`` is the number of streaming
     multiprocessors, 0 without a GPU, handed out in steps of ``sm_granularity``.
     ``bandwidth_bytes_per_s`` is that of the device's memory, ``None`` where it is not known.
+
+    ``max_clients`` bounds the processes that share the GPU through MPS. Without MPS they take
+    turns: a turn lasts ``slice_s``, and ``switch_s`` pass between two turns of different processes.
     """
 
     name: str
@@ -33,15 +50,30 @@ class Machine:
     sms: int = 0
     sm_granularity: int = 1
     bandwidth_bytes_per_s: float | None = None
+    max_clients: int = 48
+    slice_s: float = 2e-3
+    switch_s: float = 1e-4
 
     def __post_init__(self) -> None:
         if self.cores < 1 or self.sms < 0 or self.sm_granularity < 1:
             raise ValueError(f"a machine has at least one core and no negative parts: {self}")
+        if self.max_clients < 1 or self.slice_s <= 0 or self.switch_s < 0:
+            raise ValueError(f"clients and times of a machine are not negative: {self}")
 
     @property
     def capacity(self) -> int:
         """What tasks share: the SMs of a GPU, else the cores."""
         return self.sms or self.cores
+
+    @property
+    def chunks(self) -> int:
+        """How many quotas of the least size the device has; SMs that fill no chunk are left."""
+        return self.sms // self.sm_granularity if self.sms else self.cores
+
+    @property
+    def chunk(self) -> int:
+        """SMs (or cores) in the least quota."""
+        return self.sm_granularity if self.sms else 1
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data."""
@@ -51,6 +83,41 @@ class Machine:
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """What ``to_dict`` wrote; raises ``TypeError`` for a missing or an unknown field."""
         return cls(**data)
+
+
+def known_machines() -> tuple[str, ...]:
+    """The names that :func:`load_machine` knows."""
+    return tuple(sorted(path.stem for path in _DESCRIPTIONS.glob("*.toml")))
+
+
+def load_machine(name: str | Path) -> Machine:
+    """The machine of that name, or the one that a ``.toml`` or ``.json`` file describes.
+
+    Raises ``ConfigError`` (``config-machine``) for an unknown name or a malformed description.
+    """
+    text = str(name)
+    path = Path(text)
+    if path.suffix not in (".toml", ".json"):
+        path = _DESCRIPTIONS / f"{text.lower()}.toml"
+        if text.lower() not in known_machines():
+            names = known_machines()
+            raise fail(
+                "config-machine",
+                f"no machine is named {text!r}{nearest(text.lower(), names)}",
+                expected="one of " + ", ".join(names) + ", or a path",
+                found=repr(text),
+            )
+    try:
+        raw = path.read_text(encoding="utf-8")
+        data = json.loads(raw) if path.suffix == ".json" else tomllib.loads(raw)
+        return Machine.from_dict(data)
+    except (OSError, ValueError, TypeError) as error:
+        raise fail(
+            "config-machine",
+            f"{path} does not describe a machine",
+            expected="the fields " + ", ".join(f.name for f in fields(Machine)),
+            found=str(error),
+        ) from error
 
 
 def detect_cpu() -> Machine:
@@ -83,6 +150,9 @@ class Task:
             raise ValueError(f"demand of task {self.name!r} is {self.demand}, not above 0")
 
 
+T = TypeVar("T", bound=Task)
+
+
 @dataclass(frozen=True)
 class Schedule:
     """When each task starts and ends, in seconds from the start of the first."""
@@ -99,7 +169,7 @@ def simulate(tasks: Iterable[Task], machine: Machine) -> Schedule:
     name given twice or an unknown name in ``after``, and ``VerifyError`` (``verify-deadlock``) if
     tasks wait for each other.
     """
-    lanes, by_name = _queues(tasks)
+    lanes, by_name = task_queues(tasks)
     capacity = float(machine.capacity)
     heads = dict.fromkeys(lanes, 0)
     running: dict[str, float] = {}  # task -> work left, in seconds at full demand
@@ -114,7 +184,7 @@ def simulate(tasks: Iterable[Task], machine: Machine) -> Schedule:
                     running[task.name] = task.work_s
                     start[task.name] = now
         if not running:
-            raise _deadlock(lanes, heads, end)
+            raise deadlock(lanes, heads, end)
         demands = {name: by_name[name].demand for name in running}
         shares = fair_shares(demands, capacity)
         rates = {name: shares[name] / demands[name] for name in running}
@@ -155,7 +225,7 @@ def critical_path(tasks: Iterable[Task], machine: Machine) -> float:
     A task whose demand is above the capacity is slowed by that alone. With
     :func:`work_over_capacity` this bounds every makespan from below. Raises as :func:`simulate`.
     """
-    lanes, by_name = _queues(tasks)
+    lanes, by_name = task_queues(tasks)
     before: dict[str, tuple[str, ...]] = {}
     for queue in lanes.values():
         for previous, task in zip([None, *queue[:-1]], queue, strict=True):
@@ -174,7 +244,7 @@ def critical_path(tasks: Iterable[Task], machine: Machine) -> float:
                 heads[lane] += 1
                 progressed = True
         if not progressed:
-            raise _deadlock(lanes, heads, done)
+            raise deadlock(lanes, heads, done)
     return max(done.values(), default=0.0)
 
 
@@ -183,9 +253,10 @@ def work_over_capacity(tasks: Iterable[Task], machine: Machine) -> float:
     return sum(task.work_s * task.demand for task in tasks) / machine.capacity
 
 
-def _queues(tasks: Iterable[Task]) -> tuple[dict[str, list[Task]], dict[str, Task]]:
-    lanes: dict[str, list[Task]] = {}
-    by_name: dict[str, Task] = {}
+def task_queues(tasks: Iterable[T]) -> tuple[dict[str, list[T]], dict[str, T]]:
+    """Tasks by lane in order, and by name. Raises ``ValueError`` as :func:`simulate`."""
+    lanes: dict[str, list[T]] = {}
+    by_name: dict[str, T] = {}
     for task in tasks:
         if task.name in by_name:
             raise ValueError(f"two tasks are named {task.name!r}")
@@ -198,9 +269,10 @@ def _queues(tasks: Iterable[Task]) -> tuple[dict[str, list[Task]], dict[str, Tas
     return lanes, by_name
 
 
-def _deadlock(
-    lanes: Mapping[str, list[Task]], heads: Mapping[str, int], done: Mapping[str, float]
+def deadlock(
+    lanes: Mapping[str, Sequence[Task]], heads: Mapping[str, int], done: Mapping[str, float]
 ) -> Exception:
+    """The error for tasks that wait for each other. ``heads`` is each lane's next task."""
     waits = []
     for lane, queue in lanes.items():
         if heads[lane] < len(queue):

@@ -1,0 +1,331 @@
+"""A GPU in simulated time: who runs on which SMs, and how fast.
+
+The model is fluid. Between two starts or ends of kernels every running kernel progresses at a
+constant rate; a task may stand for thousands of kernels of one stage. Its rules:
+
+1. *Streams.* A lane runs its kernels one at a time, in order; a kernel also waits for those named
+   in ``after``.
+2. *Response.* A kernel given ``s`` of the ``demand`` SMs it can use takes
+   ``work_s * (serial + (1 - serial) * demand / s)`` (Amdahl's law, with what SMs can't shorten,
+   launches and tails, in ``serial``).
+3. *Sharing.* Kernels of one process share the SMs: those of higher priority (the lower number) are
+   served first, equals in proportion to what they can use, and no SM is left idle that one of them
+   could use.
+4. *Time slicing.* Without MPS the kernels of different processes take turns, each turn with the
+   whole device; a switch costs ``Machine.switch_s``.
+5. *MPS.* With it they share as those of one process do. A group with ``sms`` is a cap, rounded
+   down to chunks, at least one. Caps may add up to more than the device has.
+6. *Exclusive groups* (static MPS partitions, green contexts from one split) own their SMs: nobody
+   else runs there, and they run nowhere else. Together they fit the device.
+7. *Memory.* A kernel at full rate uses ``bandwidth``, a share of the device's. Where the kernels
+   running at the same time ask for more than all of it, max-min fairness slows those that ask for
+   the most.
+8. *CPU.* Kernels with ``device="cpu"`` share the machine's cores as in :func:`fair_shares`.
+
+What it leaves out: caches, the granularity of thread blocks, graphics contexts (which take turns
+with CUDA ones even under MPS), and copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rose_compiler.base.errors import QuotaError, fail, register
+from rose_compiler.base.machine import (
+    Machine,
+    Schedule,
+    Task,
+    deadlock,
+    fair_shares,
+    task_queues,
+)
+
+register(
+    "quota-overcommitted",
+    QuotaError,
+    "exclusive quotas add up to more than the device has",
+    "lower the quotas, or share the device through percentages, which are caps",
+)
+register(
+    "quota-minimum",
+    QuotaError,
+    "a quota is below the least that the device can hand out",
+    "give each lane at least one chunk of SMs or one core, or let lanes share a quota",
+)
+register(
+    "quota-clients",
+    QuotaError,
+    "more processes would share the GPU than MPS serves",
+    "put several components into one process",
+)
+
+#: The group, and the process, of lanes that nothing else was said about.
+MAIN = "main"
+
+
+@dataclass(frozen=True)
+class Kernel(Task):
+    """Work on a lane of a GPU, or of a CPU.
+
+    ``demand`` is in SMs (cores). ``serial`` is the share of ``work_s`` that does not get shorter
+    with more of them, ``bandwidth`` the share of the device's memory bandwidth used at full rate.
+    """
+
+    serial: float = 0.0
+    bandwidth: float = 0.0
+    device: Literal["gpu", "cpu"] = "gpu"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (0 <= self.serial <= 1 and 0 <= self.bandwidth <= 1):
+            raise ValueError(f"serial and bandwidth of {self.name!r} are shares from 0 to 1")
+
+    def speed(self, units: float) -> float:
+        """Progress a second with that many SMs or cores, 1 with all it can use."""
+        if units <= 0:
+            return 0.0
+        parallel = (1 - self.serial) * self.demand / min(units, self.demand)
+        return 1.0 / (self.serial + parallel)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Lanes that are limited together: a process under a quota, or the streams of one context.
+
+    ``sms`` is their limit, None for the whole device. ``exclusive`` SMs are theirs alone.
+    """
+
+    name: str
+    process: str = MAIN
+    sms: int | None = None
+    exclusive: bool = False
+
+
+@dataclass(frozen=True)
+class VirtualGpu:
+    """A machine and how its GPU is divided.
+
+    ``lanes`` maps a lane to its group (``"main"`` without limits if it is not named), ``priority``
+    a lane to its stream's priority, 0 by default and more urgent below. ``mps``: processes run at
+    the same time instead of in turns; without it caps have no effect.
+
+    Raises ``QuotaError`` for exclusive groups that don't fit, a quota below one chunk, or more
+    processes than MPS serves; ``ValueError`` for an unknown group.
+    """
+
+    machine: Machine
+    groups: tuple[Group, ...] = ()
+    lanes: Mapping[str, str] = field(default_factory=dict)
+    priority: Mapping[str, int] = field(default_factory=dict)
+    mps: bool = False
+
+    def __post_init__(self) -> None:
+        names = {group.name for group in self.groups} | {MAIN}
+        for lane, name in self.lanes.items():
+            if name not in names:
+                raise ValueError(f"lane {lane!r} is in group {name!r}, which does not exist")
+        for group in self.groups:
+            if group.sms is not None and group.sms < self.machine.chunk:
+                raise fail(
+                    "quota-minimum",
+                    f"group {group.name!r} would have {group.sms} SMs",
+                    expected=f"at least one chunk of {self.machine.chunk}",
+                )
+        for shared in self._sharers():
+            self._check_exclusive(shared)
+        processes = {group.process for group in self.groups}
+        if self.mps and len(processes) > self.machine.max_clients:
+            raise fail(
+                "quota-clients",
+                f"{len(processes)} processes would share {self.machine.name}",
+                expected=f"{self.machine.max_clients} at most",
+            )
+
+    def _sharers(self) -> list[list[Group]]:
+        """The groups that are on the device at the same time."""
+        if self.mps:
+            return [list(self.groups)]
+        processes = dict.fromkeys(group.process for group in self.groups)
+        return [[g for g in self.groups if g.process == process] for process in processes]
+
+    def _check_exclusive(self, groups: Sequence[Group]) -> None:
+        taken = sum(self.limit(g) for g in groups if g.exclusive)
+        if taken > self.machine.sms:
+            raise fail(
+                "quota-overcommitted",
+                f"exclusive groups take {taken} SMs of {self.machine.name}",
+                expected=f"{self.machine.sms} at most",
+                found=", ".join(f"{g.name}: {self.limit(g)}" for g in groups if g.exclusive),
+            )
+
+    def limit(self, group: Group) -> int:
+        """The SMs a group may use: its quota in whole chunks, as the driver rounds it."""
+        if group.sms is None or group.sms >= self.machine.sms:
+            return self.machine.sms
+        return max(1, group.sms // self.machine.chunk) * self.machine.chunk
+
+    def group_of(self, lane: str) -> Group:
+        """The group that a lane belongs to."""
+        name = self.lanes.get(lane, MAIN)
+        for group in self.groups:
+            if group.name == name:
+                return group
+        return Group(MAIN)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A stretch of time with the same kernels running. ``activity`` is the share of SMs active."""
+
+    start: float
+    end: float
+    activity: float
+
+
+@dataclass(frozen=True)
+class GpuRun(Schedule):
+    """A schedule and how active the GPU was: the time average of SMs with a resident warp."""
+
+    intervals: tuple[Interval, ...] = ()
+
+    @property
+    def activity(self) -> float:
+        """The mean share of SMs active, from 0 to 1."""
+        if not self.makespan:
+            return 0.0
+        return sum(i.activity * (i.end - i.start) for i in self.intervals) / self.makespan
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A running kernel's rate (1: as if alone with all it can use) and the SMs it keeps active."""
+
+    rate: float
+    active: float
+
+
+def simulate_gpu(kernels: Iterable[Kernel], gpu: VirtualGpu) -> GpuRun:
+    """Run ``kernels`` in simulated time.
+
+    Raises as :func:`rose_compiler.base.machine.simulate`, and ``QuotaError``
+    (``quota-minimum``) if a kernel has no SM to run on because exclusive groups own them all.
+    """
+    lanes, by_name = task_queues(kernels)
+    heads = dict.fromkeys(lanes, 0)
+    running: dict[str, float] = {}
+    start: dict[str, float] = {}
+    end: dict[str, float] = {}
+    intervals: list[Interval] = []
+    known: dict[object, dict[str, Progress]] = {}  # by what runs on which lane
+    now = 0.0
+    while len(end) < len(by_name):
+        for lane, queue in lanes.items():
+            if heads[lane] < len(queue):
+                task = queue[heads[lane]]
+                if task.name not in running and all(name in end for name in task.after):
+                    running[task.name] = task.work_s
+                    start[task.name] = now
+        if not running:
+            raise deadlock(lanes, heads, end)
+        now_on = [by_name[name] for name in running]
+        key = frozenset((k.lane, k.demand, k.serial, k.bandwidth, k.device) for k in now_on)
+        by_lane = known.get(key)
+        if by_lane is None:  # a steady state runs the same kernels again and again
+            found = rates(now_on, gpu)
+            by_lane = known[key] = {k.lane: found[k.name] for k in now_on}
+        progress = {k.name: by_lane[k.lane] for k in now_on}
+        due = [left / progress[n].rate for n, left in running.items() if progress[n].rate > 0]
+        if not due:
+            raise fail(
+                "quota-minimum",
+                f"{', '.join(running)} can't run: other groups own every SM",
+                expected="a quota for each lane, or SMs left over",
+            )
+        step = min(due)
+        if step > 0:
+            active = sum(p.active for p in progress.values()) / max(1, gpu.machine.sms)
+            intervals.append(Interval(now, now + step, active))
+        now += step
+        for name, left in list(running.items()):
+            rate = progress[name].rate
+            if rate > 0 and left / rate <= step:
+                del running[name]
+                end[name] = now
+                heads[by_name[name].lane] += 1
+            else:
+                running[name] = max(0.0, left - step * rate)
+    return GpuRun(now, start, end, tuple(intervals))
+
+
+def rates(kernels: Sequence[Kernel], gpu: VirtualGpu) -> dict[str, Progress]:
+    """How fast kernels run that are on the machine at the same time, by name."""
+    on_cpu = [k for k in kernels if k.device == "cpu"]
+    on_gpu = [k for k in kernels if k.device == "gpu"]
+    found: dict[str, Progress] = {}
+    cores = fair_shares({k.name: k.demand for k in on_cpu}, gpu.machine.cores)
+    for kernel in on_cpu:
+        found[kernel.name] = Progress(kernel.speed(cores[kernel.name]), 0.0)
+    processes = list(dict.fromkeys(gpu.group_of(k.lane).process for k in on_gpu))
+    if gpu.mps or len(processes) <= 1:
+        return found | _together(on_gpu, gpu)
+    machine = gpu.machine
+    turn = machine.slice_s / (machine.slice_s + machine.switch_s) / len(processes)
+    for process in processes:
+        mine = [k for k in on_gpu if gpu.group_of(k.lane).process == process]
+        for name, progress in _together(mine, gpu).items():
+            found[name] = Progress(progress.rate * turn, progress.active * turn)
+    return found
+
+
+def _together(kernels: Sequence[Kernel], gpu: VirtualGpu) -> dict[str, Progress]:
+    """Kernels that are resident at the same time: SMs first, then bandwidth."""
+    units = _units(kernels, gpu)
+    speeds = {k.name: k.speed(units[k.name]) for k in kernels}
+    asked = {k.name: k.bandwidth * speeds[k.name] for k in kernels if k.bandwidth * speeds[k.name]}
+    granted = fair_shares(asked, 1.0)
+    found = {}
+    for kernel in kernels:
+        rate = speeds[kernel.name]
+        if kernel.name in asked:
+            rate *= granted[kernel.name] / asked[kernel.name]
+        # SMs stay active while their warps wait for memory, and are idle in the serial part
+        active = units[kernel.name] * (1 - kernel.serial * rate) if rate else 0.0
+        found[kernel.name] = Progress(rate, active)
+    return found
+
+
+def _units(kernels: Sequence[Kernel], gpu: VirtualGpu) -> dict[str, float]:
+    """SMs by kernel."""
+    groups = {k.name: gpu.group_of(k.lane) for k in kernels}
+    processes = {group.process for group in groups.values()}
+    here = [g for g in gpu.groups if gpu.mps or g.process in processes]
+    free = float(gpu.machine.sms - sum(gpu.limit(g) for g in here if g.exclusive))
+    left = {
+        g.name: float(gpu.limit(g) if g.exclusive or gpu.mps else gpu.machine.sms)
+        for g in groups.values()
+    }
+    units: dict[str, float] = {}
+    for level in sorted({gpu.priority.get(k.lane, 0) for k in kernels}):
+        now = [k for k in kernels if gpu.priority.get(k.lane, 0) == level]
+        by_group: dict[str, list[Kernel]] = {}
+        for kernel in now:
+            by_group.setdefault(groups[kernel.name].name, []).append(kernel)
+        shared = {
+            name: min(sum(k.demand for k in members), left[name])
+            for name, members in by_group.items()
+            if not groups[members[0].name].exclusive and left[name] > 0
+        }
+        parts = fair_shares(shared, free) if free > 0 else dict.fromkeys(shared, 0.0)
+        for name, members in by_group.items():
+            exclusive = groups[members[0].name].exclusive
+            room = left[name] if exclusive else parts.get(name, 0.0)
+            wanted = {k.name: k.demand for k in members}
+            given = fair_shares(wanted, room) if room > 0 else dict.fromkeys(wanted, 0.0)
+            units |= given
+            used = sum(given.values())
+            left[name] -= used
+            if not exclusive:
+                free = max(0.0, free - used)
+    return units
