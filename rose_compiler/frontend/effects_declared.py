@@ -40,6 +40,9 @@ def declared_call(
         for text in entries:
             for entry in _declared_entries(walker, text, values):
                 (walker.out.writes if write else walker.out.reads).setdefault(entry)
+    if components.simulator_of_step(target) is not None:
+        walker.out.calls.add("step")
+        return FRESH  # what it may overwrite later is said of steps in general
     places = frozenset(p for v in values.values() for p in v.all_places)
     return Val(places)
 

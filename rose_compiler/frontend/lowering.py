@@ -84,7 +84,8 @@ class Lowering(LoopLowering):
             return
         value: ast.expr = node.value  # type: ignore[attr-defined]
         wanted = _targets(node)
-        if isinstance(value, ast.Call) and self.declared(value, scope):
+        own = isinstance(value, ast.Call) and not self.steps(value, scope)
+        if isinstance(value, ast.Call) and own and self.declared(value, scope):
             self.lower_component(value, scope, builder, node, live)
             return
         replaced, binding = self.hoist_calls(value, scope, builder, wanted)
