@@ -33,7 +33,8 @@ def compile(
         tiled
             where each rewritten operation agrees with eager to ``rtol=1e-5`` on the same inputs.
         staleness: bounded staleness of a named state; 0, fully synchronous, is all there is so far.
-        passes: the passes to run, in order; the package's own pipeline by default.
+        passes: the passes to run, in order, as :class:`rose_compiler.Pass` objects; the package's
+            own pipeline by default. ``ROSE_PASSES`` selects by name.
         backend: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         tune: try several schedules on real iterations and keep the fastest; ``False`` takes the
             default schedule; a path takes the decision saved there.

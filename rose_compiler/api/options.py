@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from rose_compiler.base.decision import Decision
-from rose_compiler.base.errors import fail, nearest
+from rose_compiler.base.errors import RoseError, fail, nearest
+from rose_compiler.passes.base import Pass
 
 Numerics = Literal["close", "bitwise"]
 _NUMERICS = ("close", "bitwise")
@@ -63,6 +64,14 @@ def make_options(
         raise NotImplementedError(
             "staleness: asynchronous training is not there yet; leave it at 0"
         )
+    for name, flag in (("check", check), ("run_ahead", run_ahead)):
+        if not isinstance(flag, bool):
+            raise fail(
+                "config-argument",
+                f"{name}={flag!r}",
+                expected="True or False",
+                found=repr(flag),
+            )
     if check:
         raise NotImplementedError("check=True: the checking mode is not there yet")
     if backend not in _BACKENDS:
@@ -76,7 +85,7 @@ def make_options(
         )
     for name, value in (("memory_limit", memory_limit), ("timeout", timeout)):
         if value is not None and (
-            isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0
+            isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0
         ):
             raise fail(
                 "config-argument",
@@ -97,7 +106,7 @@ def make_options(
     return Options(
         numerics,  # type: ignore[arg-type]
         0,
-        None if passes is None else tuple(passes),
+        None if passes is None else _passes(passes),
         backend,
         tune is True,
         decision,
@@ -105,4 +114,34 @@ def make_options(
         memory_limit,
         timeout,
         run_ahead,
+    )
+
+
+def _passes(given: Any) -> tuple[Pass, ...]:
+    """The passes, in order, each under a name of its own."""
+    if isinstance(given, Pass):
+        raise _no_passes(f"a single pass, {given.name}")
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise _no_passes(repr(given))
+    passes = tuple(given)
+    for one in passes:
+        if isinstance(one, type):
+            raise _no_passes(f"the class {one.__name__}")
+        if not isinstance(one, Pass):
+            raise _no_passes(repr(one))
+    names = [one.name for one in passes]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise _no_passes(f"two passes named {twice[0]!r}")
+    return passes
+
+
+def _no_passes(found: str) -> RoseError:
+    return fail(
+        "config-argument",
+        "passes= is no list of passes",
+        expected="instances of rose_compiler.Pass, each under a name of its own, in order",
+        found=found,
+        help="rose_compiler.passes.pipeline.pipeline([own]) is the package's own list with passes "
+        "of yours; ROSE_PASSES, or knobs(passes=...), selects passes by name",
     )

@@ -18,7 +18,6 @@ from rose_compiler.api.tracing import Trace, Tracer
 from rose_compiler.api.tuning import Tuning
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
-from rose_compiler.base.errors import RoseError
 from rose_compiler.base.knobs import Settings
 from rose_compiler.base.remarks import Remark, RemarkLog
 from rose_compiler.codegen.emit import Emitted, emit
@@ -136,8 +135,8 @@ class Unit:
             try:
                 self.build(decision)
                 break
-            except RoseError as error:
-                # a candidate that can't be built is no reason to stop training
+            except Exception as error:
+                # whatever keeps a candidate from being built is no reason to stop training
                 tuning.failed(decision, error)
                 decision = tuning.next()
         run: Callable[[], Any]
@@ -155,6 +154,9 @@ class Unit:
         try:
             result = run()
             tuning.record(decision, time.perf_counter() - started)
+        except Exception as error:
+            tuning.raised(decision, error, None if self.last is None else self.last.emitted)
+            raise
         finally:
             if trace is not None and target is not None:
                 trace.start, trace.end = started, time.perf_counter()

@@ -8,7 +8,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from rose_compiler.api.options import Options
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
+from rose_compiler.base.errors import RoseError
 from rose_compiler.base.remarks import Remark, RemarkLog
+from rose_compiler.codegen.emit import Emitted
 from rose_compiler.tune.chooser import Chooser
 from rose_compiler.tune.space import candidates
 
@@ -100,12 +102,26 @@ class Tuning:
             self._remember()
 
     def failed(self, decision: Decision | None, error: Exception) -> None:
-        """A schedule could not be built."""
-        if self._chooser is not None:
-            self._work.stop()
-            self._chooser.failed(
-                self._chooser.candidates.index(decision), str(error).split("\n")[0]
-            )
+        """A schedule could not be built, or its own code failed: it is not tried again."""
+        chooser = self._chooser
+        if chooser is None or chooser.settled:
+            return
+        self._work.stop()
+        said = str(error).split("\n")[0]
+        why = said if isinstance(error, RoseError) else f"{type(error).__name__}: {said}"
+        chooser.failed(chooser.candidates.index(decision), why)
+        self.log.add(Remark("missed", PASS, (), "candidate-failed", f"[{decision}]: {why}"))
+
+    def raised(self, decision: Decision | None, error: Exception, emitted: Emitted | None) -> None:
+        """An iteration ended in an exception, which goes on to the user: states have moved, so it
+        can't be run again another way. Only if it comes from the emitted code, or memory ran out,
+        is it held against the schedule."""
+        self._work.stop()
+        if emitted is None:
+            return
+        out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if out_of_memory or _innermost(error) == emitted.filename:
+            self.failed(decision, error)
 
     def _remember(self) -> None:
         assert self._chooser is not None
@@ -140,6 +156,14 @@ class Tuning:
             mark = "*" if row.decision == self.chosen and self._chooser.settled else " "
             lines.append(f"{mark}{name:<57} {row.trials:>6} {score:>12}  {row.verdict}")
         return "\n".join(lines)
+
+
+def _innermost(error: BaseException) -> str:
+    """The file of the frame that an exception comes from."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    return "" if tb is None else tb.tb_frame.f_code.co_filename
 
 
 class WorkMeter:

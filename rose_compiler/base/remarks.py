@@ -128,6 +128,9 @@ BLOCKER_CODES: dict[str, BlockerCode] = {
     "unsupported-shape": BlockerCode(
         "does-not-fit", "the program has a form that the pass does not handle"
     ),
+    "candidate-failed": BlockerCode(
+        "does-not-fit", "a schedule that was tried can't be built, or its own code failed"
+    ),
     "out-of-fuel": BlockerCode("does-not-fit", "ROSE_FUEL allows no further rewrite"),
     "switched-off": BlockerCode("does-not-fit", "an argument or a setting leaves the rewrite out"),
     # not-worth-it: legal, and slower or no faster

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from rose_compiler.base.errors import RoseError, fail, nearest
+from rose_compiler.base.errors import fail, nearest
 from rose_compiler.base.knobs import Settings
 from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.ir.dump import dump
@@ -146,7 +146,7 @@ class PassManager:
                 one.run_program(program, rewriter)
                 rewriter.tidy()
                 self._check(program)
-            except RoseError as error:
+            except Exception as error:
                 error.add_note(f"in pass {one.name!r} over program {program.name!r}")
                 raise
             history.rewrites[one.name] = rewriter.rewrites
