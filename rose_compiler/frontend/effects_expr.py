@@ -84,13 +84,15 @@ class ExpressionWalker:
         for place in value.shares:
             self.out.reads.setdefault(place)
 
-    def write_inside(self, value: Val, suffix: str = "") -> None:
-        """The contents of a value are changed in place."""
+    def write_inside(self, value: Val, suffix: str = "", *, items: bool = False) -> None:
+        """The contents of a value are changed in place; with ``items`` only which items it has."""
         for place in value.places:
             self.out.writes.setdefault(place + suffix)
         for place in value.shares:
             self.out.writes.setdefault(place)
         self.out.inside |= value.places | value.shares
+        if not items:
+            self.out.deep |= value.places | value.shares
 
     def unknown(self, what: str, node: ast.AST) -> Val:
         """Something of which nothing is known."""

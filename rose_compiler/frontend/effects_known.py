@@ -11,7 +11,7 @@ from torch.nn.modules import batchnorm, dropout, instancenorm
 
 from rose_compiler.frontend import known
 from rose_compiler.frontend.attributes import NOT_STATIC
-from rose_compiler.frontend.effects_val import Val, grads_of, iterated, joined
+from rose_compiler.frontend.effects_val import CONTAINERS, Val, grads_of, iterated, joined
 from rose_compiler.ir.effects import GLOBAL_STATES, related
 
 if TYPE_CHECKING:
@@ -50,8 +50,11 @@ def apply(
             if value is None:
                 continue
             if part == "" and not _narrowed(value, effects):
-                touch = walker.write_inside if write else walker.read
-                touch(value)
+                if write:
+                    of_items = value.type in CONTAINERS or bool(effects.retains)
+                    walker.write_inside(value, items=root == "self" and of_items)
+                else:
+                    walker.read(value)
                 continue
             for entry in expand(walker, value, part, effects):
                 (out.writes if write else out.reads).setdefault(entry)

@@ -18,6 +18,7 @@ import torch
 from rose_compiler.frontend.changes import Changes
 from rose_compiler.frontend.effects_expr import ExpressionWalker
 from rose_compiler.frontend.effects_val import (
+    CONTAINERS,
     FRESH,
     Effects,
     Val,
@@ -239,7 +240,7 @@ class Walker(ExpressionWalker):
             if not is_tensor(base):
                 self.read(base)
                 self.keep(base.places, value)
-            self.write_inside(base, region)
+            self.write_inside(base, region, items=base.type in CONTAINERS)
         else:
             self.unknown(f"assignment to `{ast.unparse(target)}`", target)
 
@@ -287,7 +288,7 @@ class Walker(ExpressionWalker):
                 self.bindings[node.target.id] = Val(type=kind)
                 return
             self.read(old)
-            self.write_inside(old)
+            self.write_inside(old, items=old.type in CONTAINERS)
             if not is_tensor(old):
                 self.keep(old.places, value)
             return
@@ -299,7 +300,7 @@ class Walker(ExpressionWalker):
                 )
             )
             if not is_immutable(old):
-                self.write_inside(old)
+                self.write_inside(old, items=old.type in CONTAINERS)
                 self.keep(old.places, value)
             self.write_attribute(base, node.target.attr)
             return

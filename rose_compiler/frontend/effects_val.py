@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +25,8 @@ IMMUTABLE = (
     range,
 )
 MAX_DEPTH = 8
+#: Containers that hold references: changing which ones changes no item.
+CONTAINERS = (list, dict, set, collections.deque, collections.OrderedDict, collections.defaultdict)
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,9 @@ class Effects:
 
     ``unknown`` names the call, with its line, that made it everything. ``kept`` says which places
     were made to hold a reference to which others, ``inside`` the places whose contents were written
-    in place, ``results`` what each variable may share memory with at the end. ``backward`` says
-    that gradients of a graph were computed.
+    in place, ``deep`` those of them where that may have changed the memory of an item rather than
+    which items a container has. ``results`` says what each variable may share memory with at the
+    end, ``backward`` that gradients of a graph were computed.
     """
 
     reads: dict[str, None] = field(default_factory=dict)
@@ -87,6 +91,7 @@ class Effects:
     may_raise: bool = False
     kept: list[tuple[frozenset[str], frozenset[str]]] = field(default_factory=list)
     inside: set[str] = field(default_factory=set)
+    deep: set[str] = field(default_factory=set)
     results: dict[str, frozenset[str]] = field(default_factory=dict)
     backward: bool = False
     pending: dict[str, Effects] = field(default_factory=dict)  # by variable: iterators made
@@ -100,6 +105,7 @@ class Effects:
         self.may_raise |= other.may_raise
         self.kept += other.kept
         self.inside |= other.inside
+        self.deep |= other.deep
         self.backward |= other.backward
         self.pending.update(other.pending)
         for name, places in other.results.items():

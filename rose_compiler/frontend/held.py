@@ -11,16 +11,20 @@ from __future__ import annotations
 import torch.fx as fx
 
 from rose_compiler.frontend.effects_val import Effects
+from rose_compiler.frontend.groups import Groups
+from rose_compiler.frontend.names import StateNames
 from rose_compiler.ir import facts
 from rose_compiler.ir.effects import EVERYTHING, parse_entry, related
-from rose_compiler.ir.program import Program, is_state, op_of
-from rose_compiler.ir.scope import Scope
+from rose_compiler.ir.ops import LOOP
+from rose_compiler.ir.program import LoopView, Program, is_call, is_item, is_state, op_of
+from rose_compiler.ir.scope import Scope, nodes_in
 
 _MAX_ROUNDS = 10
 
 
-def add_held(program: Program, found: dict[fx.Node, Effects]) -> None:
+def add_held(program: Program, found: dict[fx.Node, Effects], names: StateNames) -> None:
     """Add to operations the effects on what the states hold that they touch."""
+    _share_what_is_kept(program, found, names)
     scope = Scope(program)
     written_values = _written_values(found, scope)
     inside = {s for node, e in found.items() for s in _states(node, e.inside, scope)}
@@ -31,10 +35,9 @@ def add_held(program: Program, found: dict[fx.Node, Effects]) -> None:
             for holder in holders:
                 root = parse_entry(holder).root
                 argument = _argument(node, root)
-                if argument is not None and not is_state(argument) and holder == root:
-                    keeps += [
-                        (root, r) for v in values if _is_value(node, r := parse_entry(v).root)
-                    ]
+                if argument is not None and not is_state(argument):
+                    roots = [parse_entry(v).root for v in sorted(values)]
+                    keeps += [(root, r) for r in roots if _argument(node, r) is not None]
             for state in _states(node, holders, scope):
                 held = holds.setdefault(state, {})
                 held.update(dict.fromkeys(_states(node, values, scope)))
@@ -91,10 +94,10 @@ def _join(
         argument = _argument(node, parse_entry(text).root)
         if argument is None or is_state(argument):
             continue
-        for definer in scope.definers(argument):
-            if definer in written or any(related(state, i) for i in inside):
-                alias = dict.fromkeys([*facts.get(definer).alias, state])
-                facts.put(definer, alias=tuple(alias))
+        for origin in scope.origins(argument):
+            if origin in written or any(related(state, i) for i in inside):
+                alias = dict.fromkeys([*facts.get(origin).alias, state])
+                facts.put(origin, alias=tuple(alias))
 
 
 def _written_values(found: dict[fx.Node, Effects], scope: Scope) -> set[fx.Node]:
@@ -104,8 +107,79 @@ def _written_values(found: dict[fx.Node, Effects], scope: Scope) -> set[fx.Node]
         for text in effects.writes:
             argument = _argument(node, parse_entry(text).root)
             if argument is not None and not is_state(argument):
-                written.update(scope.definers(argument))
+                written.update(scope.origins(argument))
     return written
+
+
+def _share_what_is_kept(program: Program, found: dict[fx.Node, Effects], names: StateNames) -> None:
+    """Put one ``alias`` on values that may be the same thing where one of them is changed in place.
+
+    A list goes on holding what was appended, whatever item is taken out of it on which trip; the
+    first trip need not have shown that. Members of a group are nodes and names of containers that
+    a root leads to.
+    """
+    scope = Scope(program)
+    containers = names.containers()
+    groups: Groups[fx.Node | str] = Groups()
+    deep: set[fx.Node | str] = set()
+
+    def members(node: fx.Node, places: object) -> list[fx.Node | str]:
+        """The values, and the containers below roots, that entries of an operation name."""
+        here: dict[fx.Node | str, None] = {}
+        for text in sorted(places):  # type: ignore[call-overload]
+            argument = _argument(node, parse_entry(text).root)
+            if argument is not None and not is_state(argument):
+                here.update(dict.fromkeys(scope.origins(argument)))
+        states = [s for s in _states(node, places, scope) if s in containers]
+        here.update(dict.fromkeys(sorted(states)))
+        return list(here)
+
+    for node, effects in found.items():
+        deep.update(members(node, effects.deep))
+        for holders, values in effects.kept:
+            groups.join_all([*members(node, holders), *members(node, values)])
+        outputs = op_of(node).attributes.get("outputs", ())
+        for k, name in enumerate(outputs):
+            held = members(node, effects.results.get(name, ()))
+            for target in result_nodes(node, k, len(outputs)) if held else ():
+                groups.join_all([target, *held])
+    for node in program.nodes():
+        if is_call(node, LOOP) and LoopView(node).facts.kind == "iter":
+            loop = LoopView(node)
+            for source in nodes_in(loop.bounds):
+                here = list(scope.origins(source)) if not is_state(source) else []
+                if is_state(source) and facts.get(source).state in containers:
+                    groups.join(facts.get(source).state, loop.index)
+                groups.join_all([loop.index, *here])
+    position = {node: number for number, node in enumerate(program.nodes())}
+    taken = {node.name for node in position}
+    for group in groups.all():
+        nodes = [m for m in group if isinstance(m, fx.Node)]
+        nodes.sort(key=lambda n: position[n])
+        if not nodes or not any(m in deep for m in group):
+            continue
+        shared = dict.fromkeys(a for n in nodes for a in facts.get(n).alias)
+        shared.update(dict.fromkeys(m for m in group if isinstance(m, str)))
+        if not shared:
+            shared = {f"%{free_name(nodes[0].name, taken)}": None}
+        for each in nodes:
+            facts.put(each, alias=tuple(shared))
+
+
+def free_name(stem: str, taken: set[str]) -> str:
+    """A name that nothing has yet; it counts as taken from then on."""
+    n = 1
+    while f"{stem}_{n}" in taken:
+        n += 1
+    taken.add(f"{stem}_{n}")
+    return f"{stem}_{n}"
+
+
+def result_nodes(node: fx.Node, position: int, results: int) -> list[fx.Node]:
+    """The nodes that stand for one result of an operation."""
+    if results == 1:
+        return [node, *(u for u in node.users if is_item(u))]
+    return [u for u in node.users if is_item(u) and u.args[1] == position]
 
 
 def _states(node: fx.Node, entries: object, scope: Scope) -> list[str]:
@@ -133,8 +207,3 @@ def _argument(node: fx.Node, param: str) -> fx.Node | None:
         return None
     found = node.args[params.index(param)]
     return found if isinstance(found, fx.Node) else None
-
-
-def _is_value(node: fx.Node, param: str) -> bool:
-    argument = _argument(node, param)
-    return argument is not None and not is_state(argument)

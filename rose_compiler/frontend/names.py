@@ -179,6 +179,11 @@ class StateNames:
         own = self.name_of(value)
         return [] if found is None else [n for n in self.overlapping(*found) if n != own]
 
+    def containers(self) -> frozenset[str]:
+        """The names of lists, dicts and sets, which hold references."""
+        kinds = (list, dict, set, collections.deque)
+        return frozenset(self.names[id(v)] for v in self._keep if isinstance(v, kinds))
+
     def part(self, value: Any, part: str) -> list[str]:
         """The states that are the ``params``, ``buffers``, ``grads`` or ``mode`` of a live module,
         or the ``grads`` of a tensor."""

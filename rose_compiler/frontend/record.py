@@ -12,6 +12,7 @@ import torch
 import torch.fx as fx
 
 from rose_compiler.frontend.components import is_simulator
+from rose_compiler.frontend.groups import Groups
 from rose_compiler.frontend.known import graph_leaves
 from rose_compiler.frontend.names import StateNames, array_range, tensor_range
 from rose_compiler.ir import facts
@@ -211,7 +212,7 @@ def _memory_inside(value: Any, depth: int) -> Iterator[tuple[int, int] | int]:
     inner: Any = ()
     if isinstance(value, dict):
         inner = value.values()
-    elif isinstance(value, (list, tuple, collections.deque)):
+    elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
         inner = value
     elif not isinstance(value, (torch.nn.Module, torch.optim.Optimizer)) and not is_simulator(
         value
@@ -250,7 +251,7 @@ def find_aliases(program: Program, record: Record) -> None:
                         states.setdefault(name)
         if states:
             facts.put(node, alias=tuple(states))
-    groups = _Groups()
+    groups: Groups[fx.Node] = Groups()
     for nodes in objects.values():
         for other in nodes[1:]:
             groups.join(nodes[0], other)
@@ -291,26 +292,3 @@ def _same_again(results: list[Any]) -> bool:
             ):
                 return True
     return False
-
-
-class _Groups:
-    """Union-find over nodes."""
-
-    def __init__(self) -> None:
-        self.parent: dict[fx.Node, fx.Node] = {}
-
-    def root(self, node: fx.Node) -> fx.Node:
-        self.parent.setdefault(node, node)
-        while self.parent[node] is not node:
-            self.parent[node] = self.parent[self.parent[node]]
-            node = self.parent[node]
-        return node
-
-    def join(self, a: fx.Node, b: fx.Node) -> None:
-        self.parent[self.root(b)] = self.root(a)
-
-    def all(self) -> list[list[fx.Node]]:
-        found: dict[fx.Node, list[fx.Node]] = {}
-        for node in self.parent:
-            found.setdefault(self.root(node), []).append(node)
-        return [members for members in found.values() if len(members) > 1]

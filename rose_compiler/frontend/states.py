@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from types import GeneratorType
 from typing import Any
@@ -17,7 +16,7 @@ from rose_compiler.frontend.components import Declaration
 from rose_compiler.frontend.effects_iter import of_code
 from rose_compiler.frontend.effects_of import Surroundings, Walker
 from rose_compiler.frontend.effects_val import Effects, Val, grads_of
-from rose_compiler.frontend.held import add_held
+from rose_compiler.frontend.held import add_held, result_nodes
 from rose_compiler.frontend.record import Record, find_aliases
 from rose_compiler.frontend.scope import Static
 from rose_compiler.frontend.simulators import hands_out_fresh
@@ -66,7 +65,7 @@ def refine(program: Program, record: Record, log: RemarkLog) -> None:
         if effects.backward:
             _add_backward(node, effects, slices, record)
             _sign(op_of(node), effects)
-    add_held(program, found)
+    add_held(program, found, record.names)
     for node, effects in found.items():
         _sign(op_of(node), effects)
 
@@ -180,7 +179,7 @@ def iterators(
 def _elsewhere(maker: fx.Node, effects: Effects, scope: Scope) -> Effects:
     """The effects that an operation describes, in terms that hold for any operation."""
     args = dict(zip(op_of(maker).signature.params, maker.args, strict=True))
-    moved = replace(effects, reads={}, writes={}, kept=[], inside=set(), results={})
+    moved = replace(effects, reads={}, writes={}, kept=[], inside=set(), deep=set(), results={})
     for entries, target in ((effects.reads, moved.reads), (effects.writes, moved.writes)):
         for text in entries:
             entry = parse_entry(text)
@@ -292,14 +291,8 @@ def _mark_opaque(node: fx.Node, effects: Effects, record: Record) -> None:
                 alias[state] = None
         if not alias:
             continue
-        for target in _result_nodes(node, position, op.signature.results):
+        for target in result_nodes(node, position, op.signature.results):
             facts.put(target, alias=tuple(dict.fromkeys([*facts.get(target).alias, *alias])))
-
-
-def _result_nodes(node: fx.Node, position: int, results: int) -> Iterable[fx.Node]:
-    if results == 1:
-        return (node, *(u for u in node.users if is_item(u)))
-    return [u for u in node.users if is_item(u) and u.args[1] == position]
 
 
 def _resolve_gradients(node: fx.Node, effects: Effects, scope: Scope) -> None:

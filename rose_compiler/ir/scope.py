@@ -270,8 +270,15 @@ class Scope:
                 found += [*self.exits(view.then.graph), *self.exits(view.orelse.graph)]
         return found
 
+    def origins(self, node: fx.Node) -> tuple[fx.Node, ...]:
+        """Like :meth:`definers`, but one result of an operation is told from its others."""
+        return self._ends(node, items=False)
+
     def definers(self, node: fx.Node) -> tuple[fx.Node, ...]:
         """The nodes whose results a value may be, through captures, carries and items."""
+        return self._ends(node, items=True)
+
+    def _ends(self, node: fx.Node, *, items: bool) -> tuple[fx.Node, ...]:
         found: dict[fx.Node, None] = {}
         seen: set[fx.Node] = set()
         stack = [node]
@@ -284,7 +291,7 @@ class Scope:
             param = self._params.get(at)
             if sources:
                 stack += sources
-            elif is_item(at) and isinstance(at.args[0], fx.Node):
+            elif items and is_item(at) and isinstance(at.args[0], fx.Node):
                 stack.append(at.args[0])
             elif param is None or param.role != "captured":
                 found[at] = None

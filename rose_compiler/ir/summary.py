@@ -28,6 +28,7 @@ _PLAIN_ITERABLES = frozenset(
         *("ModuleList", "ModuleDict", "Sequential", "ParameterList"),
     )
 )
+_MAX_NESTING = 10  # of containers in containers
 _UNKNOWN = (Effect(False, EVERYTHING), Effect(True, EVERYTHING))
 
 
@@ -82,11 +83,13 @@ class Summary(Scope):
                 continue
             for alias in self.aliases(value):
                 yield Effect(False, alias)
+                yield from self._held(alias)
             if not self._written:
                 continue
             for definer in self.definers(value):
                 if (name := f"%{definer.name}") in self._written:
                     yield Effect(False, name)
+                    yield from self._held(name)
 
     def _declared(self, node: fx.Node) -> Iterator[Effect]:
         op = program.op_of(node)
@@ -276,7 +279,13 @@ class Summary(Scope):
                 for holder in nodes_in(args.get(container)):
                     for name in self._names(holder):
                         found.setdefault(name, {}).update(names)
-        self._kept = {name: tuple(kept) for name, kept in found.items() if kept}
+        for _ in range(_MAX_NESTING):  # what is kept by what is kept is kept too
+            more = {n: {m for k in held for m in found.get(k, ())} for n, held in found.items()}
+            if all(more[n] <= set(held) for n, held in found.items()):
+                break
+            for name, inner in more.items():
+                found[name].update(dict.fromkeys(sorted(inner)))
+        self._kept = {name: tuple(held) for name, held in found.items() if held}
 
 
 def _eliminate(effect: Effect, symbol: sympy.Symbol | None) -> Effect:
