@@ -1,0 +1,361 @@
+"""Moves quota from branches that wait to the one they wait for.
+
+A graph of branches is a list of tasks: a lane runs its own in order, ``after`` are the joins. The
+tuner measures a few iterations at different quotas, fits the response of every task, and shifts
+chunks until the predicted iteration stops shrinking. What it predicts with is the longest path
+through the graph under the fitted times; a path that was the longest once bounds every later
+prediction from below, so that only quotas that shorten all known paths are predicted at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rose_compiler.base.machine import Schedule, Task, deadlock, task_queues
+from rose_compiler.tune.response import Response, fit
+
+#: Least relative gain that is worth another prediction or another measured iteration.
+WORTH = 1e-3
+
+Quotas = Mapping[str, int]
+Measure = Callable[[Quotas], Schedule]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When tasks start and end if nothing contends, and by how much each may end later.
+
+    ``slack`` is the total float of the critical-path method: an increase within it does not
+    lengthen the iteration.
+    """
+
+    makespan: float
+    start: Mapping[str, float]
+    end: Mapping[str, float]
+    slack: Mapping[str, float]
+    path: tuple[str, ...]  # one longest path, first task first
+
+
+def timing(tasks: Iterable[Task], seconds: Mapping[str, float]) -> Timing:
+    """Critical-path method over lane order and ``after``; raises as ``simulate``."""
+    before, order = _order(tasks)
+    start: dict[str, float] = {}
+    end: dict[str, float] = {}
+    cause: dict[str, str | None] = {}
+    for name in order:
+        latest = max(before[name], key=lambda other: end[other], default=None)
+        cause[name] = latest
+        start[name] = 0.0 if latest is None else end[latest]
+        end[name] = start[name] + seconds[name]
+    makespan = max(end.values(), default=0.0)
+    must_end = dict.fromkeys(order, makespan)
+    for name in reversed(order):
+        for other in before[name]:
+            must_end[other] = min(must_end[other], must_end[name] - seconds[name])
+    slack = {name: max(0.0, must_end[name] - end[name]) for name in order}
+    path: list[str] = []
+    at = max(order, key=lambda name: end[name], default=None)
+    while at is not None:
+        path.append(at)
+        at = cause[at]
+    return Timing(makespan, start, end, slack, tuple(reversed(path)))
+
+
+@dataclass(frozen=True)
+class Wait:
+    """``branch`` ended ``slack`` seconds before the last of those that ``join`` waits for."""
+
+    join: str
+    branch: str
+    lane: str
+    slack: float
+
+
+def joins(tasks: Sequence[Task], end: Mapping[str, float]) -> list[Wait]:
+    """Who waits at which join, by measured or predicted ends: the longest wait first."""
+    lane_of = {task.name: task.lane for task in tasks}
+    before, order = _order(tasks)
+    found = []
+    for name in order:
+        if len(before[name]) < 2:
+            continue
+        last = max(end[other] for other in before[name])
+        found += [Wait(name, other, lane_of[other], last - end[other]) for other in before[name]]
+    return sorted(found, key=lambda wait: -wait.slack)
+
+
+@dataclass(frozen=True)
+class Move:
+    """``chunks`` went from one lane to another; ``predicted_s`` is the iteration's time after."""
+
+    source: str
+    target: str
+    chunks: int
+    predicted_s: float
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Quotas in chunks by lane, and how they were found.
+
+    ``measured_s`` is the best measured iteration, with these quotas; ``equal_s`` the one with
+    equal quotas. ``iterations`` counts measured iterations, ``predictions`` predicted ones.
+    """
+
+    chunks: Quotas
+    predicted_s: float
+    measured_s: float
+    equal_s: float
+    iterations: int
+    predictions: int
+    slack: Mapping[str, float]  # of each lane under these quotas
+    curves: Mapping[str, Response] = field(default_factory=dict)
+    moves: tuple[Move, ...] = ()
+
+    def why(self) -> dict[str, str]:
+        """A note on each lane, for ``QuotaPlan.explain``."""
+        return {
+            lane: "critical" if slack <= WORTH * self.predicted_s else f"slack {slack:.3g} s"
+            for lane, slack in self.slack.items()
+        }
+
+
+def tune(
+    tasks: Sequence[Task],
+    measure: Measure,
+    chunks: int,
+    *,
+    points: int = 4,
+    rounds: int = 3,
+) -> Tuned:
+    """Find quotas for the lanes of ``tasks``.
+
+    ``measure(quotas)`` runs one iteration under quotas in chunks and says when each task started
+    and ended. ``chunks`` is how many there are to give; every lane gets at least one. ``points``,
+    3 to 5, iterations are measured to fit the curves, then one for each of at most ``rounds``
+    plans; a plan that was measured corrects the curves before the next.
+
+    Raises ``ValueError`` for fewer chunks than lanes or a number of points out of range.
+    """
+    if not 3 <= points <= 5:
+        raise ValueError(f"a response is fitted from 3 to 5 points, not {points}")
+    lanes = list(dict.fromkeys(task.lane for task in tasks))
+    if chunks < len(lanes):
+        raise ValueError(f"{chunks} chunks are not enough for {len(lanes)} lanes")
+    seen: dict[tuple[int, ...], Schedule] = {}
+    history: dict[str, list[tuple[float, float]]] = {task.name: [] for task in tasks}
+
+    def run(quotas: Quotas) -> Schedule:
+        done = seen[tuple(quotas[lane] for lane in lanes)] = measure(quotas)
+        for task in tasks:
+            taken = done.end[task.name] - done.start[task.name]
+            history[task.name].append((float(quotas[task.lane]), taken))
+        return done
+
+    profile = profile_quotas(lanes, chunks, points)
+    for quotas in profile:
+        if tuple(quotas[lane] for lane in lanes) not in seen:
+            run(quotas)
+    equal = seen[tuple(profile[0][lane] for lane in lanes)].makespan
+    predictions = 0
+    moves: tuple[Move, ...] = ()
+    while True:
+        curves = {name: fit(known) for name, known in history.items()}
+        start = dict(zip(lanes, min(seen, key=lambda key: seen[key].makespan), strict=True))
+        planner = Planner(tasks, curves, chunks)
+        quotas = planner.improve(start)
+        predictions += planner.predictions
+        moves += planner.moves
+        key = tuple(quotas[lane] for lane in lanes)
+        best = min(done.makespan for done in seen.values())
+        worth = planner.predicted[key] < best * (1 - WORTH)
+        if key in seen or rounds == 0 or not worth:
+            break
+        rounds -= 1
+        run(quotas)
+    key = min(seen, key=lambda k: seen[k].makespan)
+    quotas = dict(zip(lanes, key, strict=True))
+    final = timing(tasks, planner.seconds(quotas))
+    return Tuned(
+        quotas,
+        final.makespan,
+        seen[key].makespan,
+        equal,
+        len(seen),
+        predictions,
+        lane_slack(tasks, final),
+        curves,
+        moves,
+    )
+
+
+def lane_slack(tasks: Iterable[Task], timed: Timing) -> dict[str, float]:
+    """The least slack of each lane's tasks: by so much all of it may run later."""
+    found: dict[str, float] = {}
+    for task in tasks:
+        slack = timed.slack[task.name]
+        found[task.lane] = min(found.get(task.lane, slack), slack)
+    return found
+
+
+def profile_quotas(lanes: Sequence[str], chunks: int, points: int) -> list[dict[str, int]]:
+    """Quotas to measure: equal ones, then each lane small, middling and large in turn."""
+    equal = apportion(dict.fromkeys(lanes, 1.0), chunks)
+    pattern = [1.0, 4.0, 2.0, 8.0][: points - 1]
+    plans = [equal]
+    for shift in range(points - 1):
+        weights = {
+            lane: pattern[(place + shift) % len(pattern)] for place, lane in enumerate(lanes)
+        }
+        plans.append(apportion(weights, chunks))
+    return plans
+
+
+def apportion(weights: Mapping[str, float], chunks: int) -> dict[str, int]:
+    """Whole chunks in proportion to the weights, at least one each, by largest remainders."""
+    spare = chunks - len(weights)
+    total = sum(weights.values())
+    exact = {name: spare * weight / total for name, weight in weights.items()}
+    given = {name: 1 + int(part) for name, part in exact.items()}
+    left = chunks - sum(given.values())
+    for name in sorted(exact, key=lambda n: int(exact[n]) - exact[n])[:left]:
+        given[name] += 1
+    return given
+
+
+class Planner:
+    """Searches quotas under fitted curves. ``predicted`` holds what was predicted, by quotas."""
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        curves: Mapping[str, Response],
+        chunks: int,
+        worth: float = WORTH,
+    ) -> None:
+        self._tasks = tasks
+        self._worth = worth
+        self._lanes = list(dict.fromkeys(task.lane for task in tasks))
+        self._chunks = chunks
+        self._table = {
+            task.name: [0.0] + [curves[task.name].seconds(k) for k in range(1, chunks + 1)]
+            for task in tasks
+        }
+        self._lane_of = {task.name: task.lane for task in tasks}
+        #: seconds of a known path by lane and chunks: the path's time is the sum over lanes
+        self._paths: dict[tuple[str, ...], dict[str, list[float]]] = {}
+        self.predicted: dict[tuple[int, ...], float] = {}
+        self.moves: tuple[Move, ...] = ()
+
+    @property
+    def predictions(self) -> int:
+        """How many iterations were predicted."""
+        return len(self.predicted)
+
+    def seconds(self, quotas: Quotas) -> dict[str, float]:
+        """Fitted time of each task."""
+        return {name: row[quotas[self._lane_of[name]]] for name, row in self._table.items()}
+
+    def predict(self, quotas: Quotas) -> float:
+        """The iteration's time; the longest path is remembered."""
+        key = tuple(quotas[lane] for lane in self._lanes)
+        if key not in self.predicted:
+            timed = timing(self._tasks, self.seconds(quotas))
+            self.predicted[key] = timed.makespan
+            self._remember(timed.path)
+        return self.predicted[key]
+
+    def improve(self, start: Quotas) -> dict[str, int]:
+        """The quotas with the least predicted time that moves from ``start`` lead to."""
+        best, least = dict(start), self.predict(start)
+        at = best
+        while True:
+            at = self._descend(at)
+            bound = self._bound(at)[0]
+            if bound >= least * (1 - self._worth):
+                return best
+            value = self.predict(at)
+            if value < least:
+                self._log(best, at, value)
+                best, least = at, value
+            if value <= bound * (1 + 1e-9) and value > least:
+                return best
+
+    def needed(self, quotas: Quotas) -> dict[str, int]:
+        """The least chunks of each lane that keep the predicted time, the others as they are."""
+        whole = self.predict(quotas)
+        found = {}
+        for lane in self._lanes:
+            count = quotas[lane]
+            while count > 1 and self.predict({**quotas, lane: count - 1}) <= whole:
+                count -= 1
+            found[lane] = count
+        return found
+
+    def _descend(self, start: Quotas) -> dict[str, int]:
+        """Move chunks between two lanes while the longest known path gets shorter."""
+        at, value = dict(start), self._bound(start)
+        while True:
+            best: dict[str, int] | None = None
+            for source in self._lanes:
+                for target in self._lanes:
+                    for count in range(1, at[source] if source != target else 1):
+                        moved = {**at, source: at[source] - count, target: at[target] + count}
+                        found = self._bound(moved)
+                        if found < value:
+                            best, value = moved, found
+            if best is None:
+                return at
+            at = best
+
+    def _bound(self, quotas: Quotas) -> tuple[float, ...]:
+        """Times of the known paths, longest first: a shorter second longest breaks ties."""
+        times = [
+            sum(row[quotas[lane]] for lane, row in by_lane.items())
+            for by_lane in self._paths.values()
+        ]
+        return tuple(sorted(times, reverse=True))
+
+    def _remember(self, path: tuple[str, ...]) -> None:
+        if path in self._paths:
+            return
+        by_lane: dict[str, list[float]] = {}
+        for name in path:
+            row = by_lane.setdefault(self._lane_of[name], [0.0] * (self._chunks + 1))
+            for count, seconds in enumerate(self._table[name]):
+                row[count] += seconds
+        self._paths[path] = by_lane
+
+    def _log(self, before: Quotas, after: Quotas, predicted: float) -> None:
+        given = {lane: after[lane] - before[lane] for lane in self._lanes}
+        source = min(given, key=lambda lane: given[lane])
+        target = max(given, key=lambda lane: given[lane])
+        self.moves += (Move(source, target, given[target], predicted),)
+
+
+def _order(tasks: Iterable[Task]) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """What each task waits for, and the tasks in an order that respects it."""
+    lanes, by_name = task_queues(tasks)
+    before: dict[str, tuple[str, ...]] = {}
+    for queue in lanes.values():
+        for previous, task in zip([None, *queue[:-1]], queue, strict=True):
+            own = [previous.name] if previous else []
+            before[task.name] = tuple(dict.fromkeys([*task.after, *own]))
+    order: list[str] = []
+    done: dict[str, float] = {}
+    heads = dict.fromkeys(lanes, 0)
+    while len(done) < len(by_name):
+        progressed = False
+        for lane, queue in lanes.items():
+            while heads[lane] < len(queue):
+                name = queue[heads[lane]].name
+                if not all(other in done for other in before[name]):
+                    break
+                done[name] = 0.0
+                order.append(name)
+                heads[lane] += 1
+                progressed = True
+        if not progressed:
+            raise deadlock(lanes, heads, done)
+    return before, order
