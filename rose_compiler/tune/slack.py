@@ -162,7 +162,7 @@ def tune(
     moves: tuple[Move, ...] = ()
     while True:
         curves = {name: fit(known) for name, known in history.items()}
-        start = dict(zip(lanes, min(seen, key=lambda key: seen[key].makespan), strict=True))
+        start = dict(zip(lanes, _fastest(seen), strict=True))
         planner = Planner(tasks, curves, chunks)
         quotas = planner.improve(start)
         predictions += planner.predictions
@@ -174,7 +174,7 @@ def tune(
             break
         rounds -= 1
         run(quotas)
-    key = min(seen, key=lambda k: seen[k].makespan)
+    key = _fastest(seen)
     quotas = dict(zip(lanes, key, strict=True))
     final = timing(tasks, planner.seconds(quotas))
     return Tuned(
@@ -188,6 +188,10 @@ def tune(
         curves,
         moves,
     )
+
+
+def _fastest(seen: Mapping[tuple[int, ...], Schedule]) -> tuple[int, ...]:
+    return min(seen, key=lambda key: seen[key].makespan)
 
 
 def lane_slack(tasks: Iterable[Task], timed: Timing) -> dict[str, float]:
