@@ -44,7 +44,6 @@ def test_what_is_not_there_yet_says_so() -> None:
     )
     compiled = rose_compiler.compile(lambda_free)
     tries = {
-        "windows": lambda: compiled.windows(),
         "quota_plan": lambda: compiled.quota_plan,
         "report": lambda: compiled.report("x"),
         "check": lambda: rose_compiler.compile(lambda_free, check=True),

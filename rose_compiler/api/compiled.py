@@ -15,10 +15,12 @@ from rose_compiler.api.tracing import Tracer
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import ConfigError, fail, register
+from rose_compiler.base.profile import Profile
 from rose_compiler.base.remarks import Remark, RemarkLog
 from rose_compiler.frontend import source
 from rose_compiler.frontend.guards import Arguments
 from rose_compiler.runtime.support import Runtime
+from rose_compiler.tune.windows import Windows
 
 MAX_RECAPTURES = 8
 
@@ -178,13 +180,27 @@ class Compiled:
             parts.insert(1, table)
         return "\n\n".join(parts)
 
-    def windows(self) -> Any:
-        """Windows of low activity. Comes with the profiler.
+    def windows(self) -> Windows:
+        """Windows of low activity in the iteration that was profiled last; ``print`` shows a table.
 
         Raises:
-            NotImplementedError: until then.
+            ConfigError: when no iteration was profiled yet.
         """
-        raise NotImplementedError("windows(): the profiler is not there yet")
+        return self._require().unit.profiling.windows()
+
+    @property
+    def profile(self) -> Profile:
+        """What the iterations took that were profiled last: times of each operation, a timeline.
+
+        Raises:
+            ConfigError: when no iteration was profiled yet.
+        """
+        return self._require().unit.profiling.last.profile
+
+    def profile_next(self, iterations: int = 1) -> None:
+        """Have the next iterations profiled, as far as they run a schedule. Without being asked,
+        one is profiled before tuning, and three when a schedule is settled on."""
+        self._require().unit.profiling.ask(iterations)
 
     @property
     def quota_plan(self) -> Any:

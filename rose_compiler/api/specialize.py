@@ -14,6 +14,7 @@ import torch.fx as fx
 
 from rose_compiler.api.options import Options
 from rose_compiler.api.probing import Prober
+from rose_compiler.api.profiling import Profiling
 from rose_compiler.api.tracing import Trace, Tracer
 from rose_compiler.api.tuning import Tuning
 from rose_compiler.base import knobs
@@ -106,6 +107,7 @@ class Unit:
         self.options = options
         self.log = log
         self.tracer = tracer or Tracer()
+        self.profiling = Profiling()
         self.text = ""
         self.recorded = False
         self.folder = ""  # below the one that ROSE_DUMP names
@@ -130,6 +132,10 @@ class Unit:
         if knobs.current().interp:
             return interp.run(self.program, values, states)
         tuning = self.tuning(eager is not None)
+        if self._wants_baseline(tuning):
+            done, result = self._baseline(runtime, values, states, tuning)
+            if done:
+                return result
         decision = tuning.next()
         while decision is not None and not tuning.settled:
             try:
@@ -149,7 +155,7 @@ class Unit:
             assert eager is not None
             run = eager
         else:
-            run = self._bound(self.last, runtime, values, states, trace)
+            run = self._bound(self.last, runtime, values, states, trace, tuning.settled)
         started = time.perf_counter()
         try:
             result = run()
@@ -170,16 +176,47 @@ class Unit:
         values: Mapping[str, Any],
         states: Mapping[str, Any],
         trace: Trace | None,
+        settled: bool,
     ) -> Callable[[], Any]:
-        """A schedule with its arguments."""
+        """A schedule with its arguments; profiled or traced, where that is wanted."""
         inputs = (
             *(values[n] for n in self.program.value_params),
             *(states[n] for n in self.program.state_params),
         )
         if trace is None:
-            return lambda: schedule.run(runtime, *inputs)
+            run, edited = schedule.run, schedule.emitted.edited
+            if not edited and self.profiling.wanted(schedule.decision, settled):
+                run = self.profiling.runner(schedule.decision, schedule.program)
+            return lambda: run(runtime, *inputs)
         schedule.timed()  # before the clock starts
         return lambda: schedule.traced(runtime, inputs, trace)
+
+    def _wants_baseline(self, tuning: Tuning) -> bool:
+        """Whether this iteration is the one profiled in program order, before any is compared."""
+        if self.profiling.baseline_done or not tuning.tuned or tuning.settled:
+            return False
+        return not self.tracer.armed
+
+    def _baseline(
+        self,
+        runtime: Runtime,
+        values: Mapping[str, Any],
+        states: Mapping[str, Any],
+        tuning: Tuning,
+    ) -> tuple[bool, Any]:
+        """Run one iteration in program order and profile it: whether that could be, its result."""
+        self.profiling.baseline_done = True
+        try:
+            schedule = self.build(Decision())
+            self.profiling.ask(1)
+            run = self._bound(schedule, runtime, values, states, None, False)
+        except RoseError:
+            return False, None
+        self.last = schedule
+        started = time.perf_counter()
+        result = run()
+        tuning.skip(time.perf_counter() - started)
+        return True, result
 
     def _first(self, values: Mapping[str, Any], states: Mapping[str, Any]) -> Any:
         said = len(self.log)

@@ -48,6 +48,11 @@ class Tracer:
             )
         self._next = path
 
+    @property
+    def armed(self) -> bool:
+        """Whether the next iteration is to be traced."""
+        return self._next is not None or knobs.current().trace is not None
+
     def take(self) -> Path | None:
         """The file for the iteration that begins now."""
         armed, self._next = self._next, None

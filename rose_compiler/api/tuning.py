@@ -101,6 +101,12 @@ class Tuning:
         if searching and chooser.settled:
             self._remember()
 
+    def skip(self, seconds: float) -> None:
+        """An iteration that is not compared with others took part of the budget."""
+        if self._chooser is not None:
+            self._chooser.skip(seconds)
+            self.seconds += seconds
+
     def failed(self, decision: Decision | None, error: Exception) -> None:
         """A schedule could not be built, or its own code failed: it is not tried again."""
         chooser = self._chooser

@@ -31,6 +31,9 @@ class OpTime(_Plain):
     ``median_s`` and ``p90_s`` are of wall time from start to end on its lane. ``cpu_s``, the time
     its lane's thread kept a core busy, ``launch_s``, from issue to start, and ``wait_s``, blocked
     on other lanes, are medians. ``activity`` is the share of the device busy while it runs.
+    ``submit_s`` and ``receive_s`` are what the coordinator itself spends on an operation of another
+    lane: handing it over, and taking its result in once it is there. ``label`` is for people,
+    ``path`` names the loops around it, ``lane`` is empty for the coordinator.
     """
 
     op: str
@@ -41,14 +44,28 @@ class OpTime(_Plain):
     launch_s: float = 0.0
     wait_s: float = 0.0
     activity: float = 1.0
+    label: str = ""
+    path: tuple[str, ...] = ()
+    lane: str = ""
+    submit_s: float = 0.0
+    receive_s: float = 0.0
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """What ``to_dict`` wrote."""
+        return cls(**{**data, "path": tuple(data.get("path", ()))})
 
 
 @dataclass(frozen=True)
 class Span(_Plain):
-    """One run of one operation on one lane. ``trip`` holds the loop indices, outermost first.
+    """One run of one operation on one lane.
 
+    ``trip`` holds the trip counts of the loops around it and ``path`` their names, outermost
+    first. ``cpu_s`` is how long its lane's thread or process kept a core busy, ``issue_s`` when it
+    was handed to its lane; both ``None`` where that was not seen. ``label`` is for people.
     ``site`` is the operation's number in the fault map of the code that ran, -1 where there is
-    none.
+    none. What another process runs spans the time from handing over to taking in; ``ran_s`` is
+    when that process itself began and ended, where it says so.
     """
 
     op: str
@@ -58,6 +75,11 @@ class Span(_Plain):
     activity: float = 1.0
     trip: tuple[int, ...] = ()
     site: int = -1
+    path: tuple[str, ...] = ()
+    cpu_s: float | None = None
+    issue_s: float | None = None
+    label: str = ""
+    ran_s: tuple[float, float] | None = None
 
     @property
     def duration_s(self) -> float:
@@ -67,14 +89,40 @@ class Span(_Plain):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """What ``to_dict`` wrote."""
-        return cls(**{**data, "trip": tuple(data.get("trip", ()))})
+        lists: dict[str, Any] = {name: tuple(data.get(name, ())) for name in ("trip", "path")}
+        if data.get("ran_s") is not None:
+            lists["ran_s"] = tuple(data["ran_s"])
+        return cls(**{**data, **lists})
+
+
+@dataclass(frozen=True)
+class Activity(_Plain):
+    """The share of a device that was busy over an interval, from 0 to 1.
+
+    ``resident`` tells whether anything was running there at all.
+    """
+
+    start_s: float
+    end_s: float
+    device: str
+    share: float
+    resident: bool = True
 
 
 @dataclass(frozen=True)
 class Timeline(_Plain):
-    """One iteration as it ran: spans in any order, times from the iteration's start."""
+    """One iteration as it ran: spans in any order, times from the iteration's start.
+
+    ``waits`` are the times in which the coordinator was blocked on another lane, by the operation
+    waited for, ``handoffs`` those in which it handed one over; ``loops`` the trips of each loop,
+    whose ``trip`` ends in the loop's own count; ``activity`` how busy the devices were.
+    """
 
     spans: tuple[Span, ...] = ()
+    waits: tuple[Span, ...] = ()
+    handoffs: tuple[Span, ...] = ()
+    loops: tuple[Span, ...] = ()
+    activity: tuple[Activity, ...] = ()
 
     @property
     def duration_s(self) -> float:
@@ -101,13 +149,21 @@ class Timeline(_Plain):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The spans as dictionaries."""
-        return {"spans": [s.to_dict() for s in self.spans]}
+        """The fields as lists of dictionaries."""
+        return {
+            name: [s.to_dict() for s in getattr(self, name)]
+            for name in ("spans", "waits", "handoffs", "loops", "activity")
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """What ``to_dict`` wrote."""
-        return cls(tuple(Span.from_dict(s) for s in data["spans"]))
+        spans, waits, handoffs, loops = (
+            tuple(Span.from_dict(s) for s in data.get(name, ()))
+            for name in ("spans", "waits", "handoffs", "loops")
+        )
+        activity = tuple(Activity.from_dict(a) for a in data.get("activity", ()))
+        return cls(spans, waits, handoffs, loops, activity)
 
 
 @dataclass(frozen=True)
@@ -117,6 +173,9 @@ class Window(_Plain):
     ``loop`` names the innermost loop around it, empty outside all loops, and ``level`` counts the
     loops around it. ``activity`` is the mean over the interval. ``idle`` tells "nothing resident"
     from "few SMs or cores busy". ``before`` and ``after`` are the operations at its two ends.
+    ``path`` names all loops around it, outermost first, and ``trip`` has their counts.
+    ``running`` is what runs in it and ``fits`` what could: work of the program that depends on none
+    of that and is no longer.
     """
 
     start_s: float
@@ -128,6 +187,16 @@ class Window(_Plain):
     idle: bool = False
     before: str | None = None
     after: str | None = None
+    path: tuple[str, ...] = ()
+    trip: tuple[int, ...] = ()
+    running: tuple[str, ...] = ()
+    fits: tuple[str, ...] = ()
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """What ``to_dict`` wrote."""
+        lists = {n: tuple(data.get(n, ())) for n in ("path", "trip", "running", "fits")}
+        return cls(**{**data, **lists})
 
     @property
     def duration_s(self) -> float:

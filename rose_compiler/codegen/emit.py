@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch.fx as fx
 
 from rose_compiler.base.errors import SourceLocation
 from rose_compiler.base.faultmap import FaultMap
+from rose_compiler.base.marks import Mark
 from rose_compiler.codegen.expressions import quoted
 from rose_compiler.codegen.loops import Function
 from rose_compiler.codegen.module import Module
@@ -27,7 +28,8 @@ class Emitted:
     """Emitted code: the text, the name it goes by in tracebacks, and what it names.
 
     ``places`` has the user's line of each emitted line that has one. ``edited`` says that the text
-    is a person's copy, which has no such lines.
+    is a person's copy, which has no such lines. ``marks`` are what the ticks of an instrumented
+    function stand for.
     """
 
     name: str
@@ -38,13 +40,21 @@ class Emitted:
     places: Mapping[int, SourceLocation] = field(default_factory=dict)
     plan: Schedule | None = None
     edited: bool = False
+    marks: tuple[Mark, ...] = ()
 
 
-def emit(program: Program, *, filename: str | None = None) -> Emitted:
+def emit(
+    program: Program,
+    *,
+    filename: str | None = None,
+    tick: Callable[[int], object] | None = None,
+) -> Emitted:
     """Emit a program of stage "captured" or "scheduled".
 
     The text needs ``rt`` (:class:`rose_compiler.runtime.support.Runtime`), torch, and the
-    operations of its namespace. ``filename`` is made up from the program's name if left out.
+    operations of its namespace. ``filename`` is made up from the program's name if left out. With
+    ``tick``, which is called with the index of a mark behind each thing that the coordinator does,
+    the function can be profiled.
 
     Raises:
         VerifyError: where a slot breaks a dependence.
@@ -57,7 +67,7 @@ def emit(program: Program, *, filename: str | None = None) -> Emitted:
     for op in dict.fromkeys(op_of(n) for n in program.nodes() if is_call(n)):
         if op.kind != "builtin":
             module.function(op)
-    function = Function(plan, module)
+    function = Function(plan, module, tick)
     _run(function, program)
     return _assembled(program, plan, module, function, filename)
 
@@ -125,6 +135,7 @@ def _assembled(
         faults,
         {line + shift: where for line, where in function.writer.places.items()},
         plan,
+        marks=tuple(function.ticks.marks),
     )
 
 

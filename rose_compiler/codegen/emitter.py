@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -21,6 +21,7 @@ from rose_compiler.codegen.scopes import Scope, Spread
 from rose_compiler.codegen.states import States
 from rose_compiler.codegen.suites import Suite, context_of
 from rose_compiler.codegen.suites import text as mode_text
+from rose_compiler.codegen.ticks import Ticks
 from rose_compiler.codegen.unbound import maybe_unbound
 from rose_compiler.codegen.writer import Writer
 from rose_compiler.ir import facts
@@ -32,7 +33,9 @@ from rose_compiler.ir.program import LoopView, is_call, op_of, placeholders
 class Emitter(ABC):
     """What all parts of the emitted function share: variables, sites, modes, the text so far."""
 
-    def __init__(self, plan: Schedule, module: Module) -> None:
+    def __init__(
+        self, plan: Schedule, module: Module, tick: Callable[[int], object] | None = None
+    ) -> None:
         self.plan, self.module = plan, module
         self.names = module.names
         self.writer = Writer()
@@ -44,7 +47,9 @@ class Emitter(ABC):
         self.states = States(plan, module.names)
         self.unset = maybe_unbound(plan.program)
         apart = {v.label for v in plan.program.loops() if v.facts.threads}
-        self.merger = Merger(plan, self.states, self.unset, apart)
+        self.ticks = Ticks(plan, tick)
+        self.tick = "" if tick is None else module.bind(tick, "tick")
+        self.merger = Merger(plan, self.states, self.unset, apart, self.ticks)
         self.sites: list[Site] = []
         self.bodies: list[FaultBody] = []
         self.open: list[Context] = []  # the modes that the text being written stands under
@@ -165,7 +170,13 @@ class Emitter(ABC):
                 self.action(action, body, scope)
             if body.scheduled and not epilogue:
                 self._again(action, body, start)
+            self.mark(self.ticks.of(action))
         suite.leave()
+
+    def mark(self, index: int | None) -> None:
+        """Write a tick, in a function that is to be profiled."""
+        if index is not None:
+            self.writer.line(f"{self.tick}({index})")
 
     def _again(self, action: Action, body: Body, start: int) -> None:
         """Keep the lines of an action, to be run behind a fault if they were still to come."""

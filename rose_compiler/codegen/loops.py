@@ -53,6 +53,7 @@ class Function(Operations):
             self.writer.line(f"{counter} = 0")
         self._around.append((view, counter))
         with self.writer.block(self._head(view, refs), where):
+            self.mark(self.ticks.trip(view.node))
             self.actions(body, inside)
             start = len(self.writer.lines)
             self._end_of_trip(view, body, inside)
@@ -209,6 +210,7 @@ class Function(Operations):
         """Finish what the last trips have begun."""
         assert body.loop is not None
         for trip in range(1, body.depth + 1):
+            self.mark(self.ticks.trip(body.loop.node))
             self.actions(body, inside, trip)
             self._end_of_trip(body.loop, body, inside, trip)
 

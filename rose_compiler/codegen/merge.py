@@ -20,6 +20,7 @@ from rose_compiler.codegen.rename import CannotMerge
 from rose_compiler.codegen.schedule import Action, Body, Schedule, acts, is_pick
 from rose_compiler.codegen.states import States
 from rose_compiler.codegen.suites import Modes, common_modes
+from rose_compiler.codegen.ticks import Ticks
 from rose_compiler.ir import facts
 from rose_compiler.ir.block import make_block_function
 from rose_compiler.ir.ops import BRANCH, LOOP
@@ -49,10 +50,12 @@ class Merger:
         states: States,
         unset: frozenset[fx.Node],
         apart: Collection[str] = (),
+        ticks: Ticks | None = None,
     ) -> None:
         """``unset`` are the values that may be unbound, ``apart`` the labels of loops to leave."""
         self.plan, self.states, self.unset = plan, states, unset
         self.apart = frozenset(apart)
+        self.ticks = ticks
 
     def units(self, body: Body) -> Iterator[Action | Merged]:
         """The actions of a body, in order, runs of them merged."""
@@ -145,7 +148,7 @@ class Merger:
     def _merge(self, run: list[Action]) -> Merged:
         known = _attributes(run)
         modes = common_modes(a.node for a in run)
-        made = Statements(self.states, self.unset, run, modes)
+        made = Statements(self.states, self.unset, run, modes, self.ticks)
         for action in run:
             try:
                 made.action(action.node)

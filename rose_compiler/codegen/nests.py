@@ -50,6 +50,8 @@ class Statements(Straight):
             self._block(node)
         else:
             self._plain(node)
+        if self.ticks is not None and not is_exit(node):
+            self._mark(self.ticks.node(node))
 
     # -- structure
 
@@ -88,6 +90,10 @@ class Statements(Straight):
         for param, value in zip(view.carried, view.carried_next, strict=True):
             self._prefer(value, variables.of[param], view)
         body: list[ast.stmt] = []
+        if self.ticks is not None:
+            self._into.append(body)
+            self._mark(self.ticks.trip(node))
+            self._into.pop()
         self._carried.append(carried)
         self._body(view.graph, body)
         self._hand_on(carried, view.carried_next)

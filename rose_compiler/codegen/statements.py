@@ -16,6 +16,7 @@ from rose_compiler.codegen.rename import CannotMerge, Renamer
 from rose_compiler.codegen.schedule import Action, is_pick
 from rose_compiler.codegen.states import States
 from rose_compiler.codegen.suites import Modes
+from rose_compiler.codegen.ticks import Ticks
 from rose_compiler.codegen.variables import Variables, read_globals
 from rose_compiler.ir import facts
 from rose_compiler.ir.block import assigned_names
@@ -44,13 +45,23 @@ class Straight(ABC):
     """
 
     def __init__(
-        self, states: States, unset: frozenset[fx.Node], run: list[Action], modes: Modes
+        self,
+        states: States,
+        unset: frozenset[fx.Node],
+        run: list[Action],
+        modes: Modes,
+        ticks: Ticks | None = None,
     ) -> None:
         self.states, self.unset = states, unset
         self.inputs: dict[fx.Node, str] = {}
         self.constants: dict[str, Any] = {}
         self.statements: list[ast.stmt] = []
         self.variables = Variables(_reserved(a.node for a in run))
+        self.ticks = ticks
+        self._tick = ""
+        if ticks is not None and ticks.call is not None:
+            self._tick = self.variables.unused("_rose_tick")
+            self.constants[self._tick] = ticks.call
         self.variables.begin(run[0].node.graph)
         self.home = run[0].node.graph
         self.line = next((w.line for a in run if (w := facts.get(a.node).origin.where)), 1)
@@ -69,6 +80,12 @@ class Straight(ABC):
 
     def _write(self, stmt: ast.stmt) -> None:
         self._into[-1].append(self._here(stmt))
+
+    def _mark(self, index: int | None) -> None:
+        """Write a tick, in a function that is to be profiled."""
+        if index is not None:
+            call = ast.Call(ast.Name(self._tick, ast.Load()), [ast.Constant(index)], [])
+            self._write(ast.Expr(call))
 
     def _here(self, tree: Any) -> Any:
         for node in ast.walk(tree):

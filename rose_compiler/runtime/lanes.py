@@ -14,7 +14,7 @@ from _thread import LockType, allocate_lock
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from queue import SimpleQueue
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any, Protocol
 
 import torch
@@ -141,7 +141,7 @@ def _name(fn: Callable[..., Any]) -> str:
 class ThreadTask(Task):
     """A task of a thread lane, with all that its worker needs to run it."""
 
-    __slots__ = ("args", "context", "fn", "gate", "modes")
+    __slots__ = ("args", "context", "fn", "gate", "issued", "modes")
 
     def __init__(
         self, lane: ThreadLane, site: int, fn: Callable[..., Any], args: tuple[Any, ...]
@@ -150,6 +150,7 @@ class ThreadTask(Task):
         self.fn: Callable[..., Any] | None = fn
         self.args = args
         self.modes: Modes | None = None
+        self.issued = perf_counter() if lane.spans is not None else None
         self.context: Context | None = None
         self.gate: LockType = allocate_lock()
         self.gate.acquire()
@@ -270,7 +271,7 @@ def _use_threads(count: int) -> None:
 
 def _run(task: ThreadTask, lane: Lane) -> None:
     spans = lane.spans
-    start = perf_counter() if spans is not None else 0.0
+    start, cpu = (perf_counter(), thread_time()) if spans is not None else (0.0, 0.0)
     fn, modes = task.fn, task.modes
     assert fn is not None
     assert modes is not None
@@ -286,4 +287,6 @@ def _run(task: ThreadTask, lane: Lane) -> None:
         task.error = error
         lane.failed.append(task)
     if spans is not None:
-        spans.append(Span(_name(fn), lane.name, start, perf_counter(), site=task.site))
+        end, cpu = perf_counter(), thread_time() - cpu
+        issued, site = task.issued, task.site
+        spans.append(Span(_name(fn), lane.name, start, end, site=site, cpu_s=cpu, issue_s=issued))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -25,6 +26,7 @@ class ShardLane:
         self.failed: list[Task] = []
         self.skipped: list[Task] = []
         self._spans: list[Span] | None = None
+        self._timed: Any = None  # the shard that has been told to time its steps
         self._running: ShardTask | None = None
         self._thread = ThreadLane(name, threads=threads, timeout=timeout)
         self._thread.failed = self.failed
@@ -37,6 +39,9 @@ class ShardLane:
     @spans.setter
     def spans(self, spans: list[Span] | None) -> None:
         self._spans = self._thread.spans = spans
+        if spans is None and self._timed is not None:
+            self._timed.timed(False)
+            self._timed = None
 
     def submit(self, site: int, fn: Callable[..., Any], *args: Any) -> Task:
         self._collect()
@@ -46,6 +51,9 @@ class ShardLane:
         if not getattr(shard, "native_async", False):
             return self._thread.submit(site, whole_step(shard), action)
         self._collect()
+        if self._spans is not None and self._timed is None and hasattr(shard, "timed"):
+            self._timed = shard
+            shard.timed(True)
         shard.step_async(action)
         self._running = task = ShardTask(self, site, shard)
         return task
@@ -110,7 +118,12 @@ class ShardTask(Task):
         self.done = True
         lane._running = None
         if lane.spans is not None:
-            lane.spans.append(Span("step", lane.name, self.start, perf_counter(), site=self.site))
+            told = self.shard.times() if lane._timed is self.shard else None
+            span = Span("step", lane.name, self.start, perf_counter(), site=self.site)
+            if told is not None:
+                start, end, cpu = told
+                span = replace(span, cpu_s=cpu, issue_s=self.start, ran_s=(start, end))
+            lane.spans.append(span)
 
 
 class HostLane:

@@ -103,7 +103,8 @@ class Layout:
 
     ``obs`` has a slot for each leaf of the observation, None where it is no plain array and is
     sent by message. ``reward`` has room for eight bytes an environment, whatever its type.
-    ``actions`` is plain room; the arrays put there say their type when it changes.
+    ``actions`` is plain room; the arrays put there say their type when it changes. ``clock`` has
+    whether steps are timed, and of the last one that was: begin, end and CPU seconds.
     """
 
     count: int
@@ -113,6 +114,7 @@ class Layout:
     terminated: Slot
     truncated: Slot
     actions: Slot
+    clock: Slot
     size: int
 
     @classmethod
@@ -144,5 +146,6 @@ class Layout:
             place(np.bool_, count),
             place(np.bool_, count),
             place(np.uint8, room),
+            place(np.float64, 4),
             end,
         )

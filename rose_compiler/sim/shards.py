@@ -304,3 +304,13 @@ class ProcessShard(HostedShard):
 
     def _finish_reset(self) -> tuple[Any, Any]:
         return self._view.obs(self._wait())
+
+    def timed(self, on: bool) -> None:
+        """Let the process time its steps from now on, or not; not while one is under way."""
+        self._view.clock[:] = on, 0.0, 0.0, 0.0
+
+    def times(self) -> tuple[float, float, float] | None:
+        """When the last step began and ended (``perf_counter``), and its CPU seconds; None where
+        it was not timed."""
+        _, start, end, cpu = map(float, self._view.clock)
+        return (start, end, cpu) if end else None

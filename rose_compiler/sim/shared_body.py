@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ class SharedBody:
         self._reward = plan.reward.view(memory)
         self._reward_type = plan.reward_type.view(memory)
         self._flags = plan.terminated.view(memory), plan.truncated.view(memory)
+        self._clock = plan.clock.view(memory)
         env = self.body.env
         if type(env) is ShardVector:
             own = self._tree.flatten(env._observations)
@@ -60,8 +62,15 @@ class SharedBody:
 
     def step(self) -> Message:
         """Step with the actions in shared memory."""
-        # an environment may keep its action, and the memory is written anew for the next step
-        return self._publish(*self.body.step(self._actions.copy()))
+        clock = self._clock
+        if not clock[0]:
+            # an environment may keep its action, and the memory is written anew for the next step
+            return self._publish(*self.body.step(self._actions.copy()))
+        # the monotonic clock is the same in all processes of a machine
+        start, cpu = perf_counter(), process_time()
+        message = self._publish(*self.body.step(self._actions.copy()))
+        clock[1:] = start, perf_counter(), process_time() - cpu
+        return message
 
     def step_with(self, actions: Any) -> Message:
         """Step with actions that came by message."""
@@ -149,6 +158,7 @@ class SharedView:
         self._rewards: dict[int, np.ndarray] = {}
         self._reward_type = plan.reward_type.view(memory)
         self._flags = plan.terminated.view(memory), plan.truncated.view(memory)
+        self.clock = plan.clock.view(memory)
         self._actions: np.ndarray | None = None
 
     def put_actions(self, actions: np.ndarray) -> tuple[str, tuple[int, ...]] | None:

@@ -1,0 +1,116 @@
+"""Which iterations of a unit are profiled, and what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from rose_compiler.base.decision import Decision
+from rose_compiler.base.errors import ConfigError, fail, register
+from rose_compiler.base.machine import Machine, detect_cpu
+from rose_compiler.base.marks import Mark
+from rose_compiler.base.profile import Profile, Timeline
+from rose_compiler.codegen.emit import emit
+from rose_compiler.codegen.load import load
+from rose_compiler.ir.program import Program
+from rose_compiler.runtime.profiler import Recorder, record, summarize, timeline
+from rose_compiler.runtime.support import Runtime
+from rose_compiler.tune.fits import Fits
+from rose_compiler.tune.windows import Windows, find_windows
+
+#: Iterations of a schedule that run before any of them is profiled.
+WARM_UP = 1
+#: Iterations of a schedule in force that are profiled.
+PROFILED = 3
+
+register(
+    "not-profiled",
+    ConfigError,
+    "times were asked for before an iteration was profiled",
+    "call the function a few times more; `profile_next()` has the next iteration profiled",
+)
+
+
+class Instrumented:
+    """A schedule's program emitted once more, with ticks; what its profiled iterations took."""
+
+    def __init__(self, program: Program, machine: Machine) -> None:
+        self.program = program
+        self.machine = machine
+        self.recorder = Recorder()
+        emitted = emit(program, tick=self.recorder.tick)
+        self.marks: tuple[Mark, ...] = emitted.marks
+        self.plan = emitted.plan
+        self._run = load(emitted)
+        self.timelines: list[Timeline] = []
+        self.iteration_s: list[float] = []
+
+    def run(self, runtime: Runtime, *args: Any) -> Any:
+        """Run one iteration, as the schedule itself does, and note what it took."""
+        started = perf_counter()
+        result, spans = record(self.recorder, runtime, lambda: self._run(runtime, *args))
+        self.iteration_s.append(perf_counter() - started)
+        self.timelines.append(timeline(self.marks, self.recorder, spans, self.machine))
+        return result
+
+    @property
+    def profile(self) -> Profile:
+        """What was measured so far."""
+        return summarize(self.timelines, self.iteration_s, self.machine)
+
+
+class Profiling:
+    """The profiled iterations of one unit.
+
+    Before anything is tuned one iteration is profiled in program order; a schedule in force is
+    profiled in its second iteration and the two after that. :meth:`ask` asks for more.
+    """
+
+    def __init__(self) -> None:
+        self.machine = detect_cpu()
+        self.of: dict[Decision, Instrumented] = {}
+        self.latest: Decision | None = None
+        self.baseline_done = False
+        self._runs: dict[Decision, int] = {}
+        self._asked = 0
+
+    def ask(self, iterations: int) -> None:
+        """Profile the next iterations that run a schedule."""
+        self._asked = iterations
+
+    def wanted(self, decision: Decision, settled: bool) -> bool:
+        """Whether the iteration that is about to run this schedule is to be profiled."""
+        if self._asked:
+            self._asked -= 1
+            return True
+        if not settled:
+            return False
+        runs = self._runs[decision] = self._runs.get(decision, 0) + 1
+        return WARM_UP < runs <= WARM_UP + PROFILED
+
+    def runner(self, decision: Decision, program: Program) -> Callable[..., Any]:
+        """A function that runs one iteration of a schedule and notes what it takes."""
+        found = self.of.get(decision)
+        if found is None or found.program is not program:
+            found = self.of[decision] = Instrumented(program, self.machine)
+        self.latest = decision
+        return found.run
+
+    @property
+    def last(self) -> Instrumented:
+        """The schedule whose iterations were profiled last.
+
+        Raises:
+            ConfigError: when none was.
+        """
+        found = None if self.latest is None else self.of[self.latest]
+        if found is None or not found.timelines:
+            raise fail("not-profiled", "no iteration was profiled yet")
+        return found
+
+    def windows(self) -> Windows:
+        """The windows of the iteration that was profiled last."""
+        last = self.last
+        profile = last.profile
+        return find_windows(profile, fits=Fits(last.program, profile))

@@ -1,0 +1,263 @@
+"""Measures an iteration while it trains: what each operation takes, and a timeline over lanes.
+
+An instrumented function (``emit(..., tick=recorder.tick)``) says when the coordinator has done
+each thing; lanes say when they ran what. :func:`timeline` puts both together, :func:`summarize`
+makes a :class:`~rose_compiler.base.profile.Profile` of several iterations.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any
+
+from rose_compiler.base.machine import Machine
+from rose_compiler.base.marks import Mark, key_of
+from rose_compiler.base.profile import Activity, OpTime, Profile, Span, Timeline
+from rose_compiler.runtime.activity import busy_cores, share_of
+from rose_compiler.runtime.clocks import Clocks
+
+#: CPU seconds of this thread, this process and its children, at a point in time.
+Sample = tuple[float, float, float, float]
+
+
+class Recorder:
+    """Takes the ticks of an instrumented function: a time each, now and then CPU times too."""
+
+    def __init__(self) -> None:
+        self.tick: Callable[[int], None] = self._make()
+
+    def _make(self) -> Callable[[int], None]:
+        self.marks: list[int] = []
+        self.times: list[float] = []
+        self.samples: list[Sample] = []
+        self._clocks: Clocks | None = None
+        mark, at, now = self.marks.append, self.times.append, perf_counter
+        due = float("inf")
+
+        def tick(k: int) -> None:
+            nonlocal due
+            time = now()
+            mark(k)
+            at(time)
+            if time > due:
+                due = self._sample(time)
+
+        def begin() -> None:
+            nonlocal due
+            self._clocks = Clocks()
+            self.marks.clear()
+            self.times.clear()
+            self.samples.clear()
+            due = self._sample(now())
+            at(now())
+
+        self.begin = begin
+        return tick
+
+    def end(self) -> None:
+        """Take the last sample."""
+        now = perf_counter()
+        self.times.append(now)
+        self._sample(now)
+
+    def _sample(self, time: float) -> float:
+        assert self._clocks is not None
+        self.samples.append((time, *self._clocks.read()))
+        return time + self._clocks.every_s
+
+
+@dataclass
+class _Loop:
+    """A loop that is being walked through: which trip, since when."""
+
+    trip: int = -1
+    since: float = 0.0
+
+
+@dataclass
+class _Walk:
+    """Spans of the coordinator, in order, from the ticks of one iteration."""
+
+    spans: list[Span] = field(default_factory=list)
+    waits: list[Span] = field(default_factory=list)
+    loops: list[Span] = field(default_factory=list)
+    submits: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
+
+
+def _walk(marks: Sequence[Mark], ticks: Sequence[int], times: Sequence[float]) -> _Walk:
+    found = _Walk()
+    open_loops: dict[str, _Loop] = defaultdict(_Loop)
+    for k, start, end in zip(ticks, times[:-1], times[1:], strict=False):
+        mark = marks[k]
+        trips = [open_loops[key_of(mark.path[:n], name)].trip for n, name in enumerate(mark.path)]
+        if mark.kind in ("trip", "leave"):
+            loop = open_loops[mark.key]
+            if loop.trip >= 0:
+                inside = (*trips, loop.trip)
+                name = mark.key.rpartition("/")[2]
+                path = (*mark.path, name)
+                found.loops.append(Span(mark.key, "", loop.since, start, trip=inside, path=path))
+            loop.trip, loop.since = (loop.trip + 1, start) if mark.kind == "trip" else (-1, end)
+            continue
+        if trips:
+            trips[-1] -= mark.stage
+        span = Span(
+            mark.key,
+            "",
+            start,
+            end,
+            trip=tuple(trips),
+            path=mark.path,
+            issue_s=start,
+            label=mark.label,
+        )
+        if mark.kind == "run":
+            found.spans.append(span)
+        elif mark.kind == "wait":
+            found.waits.append(replace(span, lane=mark.lane))
+        else:
+            found.submits[mark.lane].append(replace(span, lane=mark.lane))
+    return found
+
+
+def timeline(
+    marks: Sequence[Mark],
+    recorder: Recorder,
+    lanes: Iterable[Span],
+    machine: Machine,
+    device: Sequence[Activity] = (),
+) -> Timeline:
+    """One iteration as it ran, times from its start.
+
+    ``lanes`` are the spans that lanes left, each lane's in its order; the n-th belongs to the n-th
+    operation handed to that lane. ``device`` is the activity of accelerators, times as
+    ``perf_counter`` has them; without, the cores' activity is found from CPU times.
+    """
+    walk = _walk(marks, recorder.marks, recorder.times)
+    begin = recorder.times[0]
+    by_lane: dict[str, list[Span]] = defaultdict(list)
+    for span in lanes:
+        by_lane[span.lane].append(span)
+    ran: list[Span] = []
+    for lane, submits in walk.submits.items():
+        for issued, seen in zip(submits, by_lane.pop(lane, ()), strict=False):
+            start, end = seen.ran_s or (seen.start_s, seen.end_s)
+            # a lane may begin before the coordinator is back from handing over
+            issue = min(issued.start_s, start)
+            ran.append(replace(issued, start_s=start, end_s=end, cpu_s=seen.cpu_s, issue_s=issue))
+    activity = list(device) or busy_cores(recorder.samples, machine)
+    spans = _with_cpu(walk.spans, recorder.samples)
+    everything = [*spans, *ran]
+    shares = share_of([(s.start_s, s.end_s) for s in everything], activity)
+    spans = [replace(s, activity=share) for s, share in zip(everything, shares, strict=True)]
+
+    def moved(items: Iterable[Span]) -> tuple[Span, ...]:
+        return tuple(
+            replace(
+                s, start_s=s.start_s - begin, end_s=s.end_s - begin,
+                issue_s=None if s.issue_s is None else s.issue_s - begin,
+            )
+            for s in items
+        )  # fmt: skip
+
+    return Timeline(
+        moved(spans),
+        moved(walk.waits),
+        moved(s for submits in walk.submits.values() for s in submits),
+        moved(walk.loops),
+        tuple(replace(a, start_s=a.start_s - begin, end_s=a.end_s - begin) for a in activity),
+    )
+
+
+def _with_cpu(spans: Sequence[Span], samples: Sequence[Sample]) -> list[Span]:
+    """The coordinator's spans with the CPU time of its thread.
+
+    Between two samples the thread's CPU time goes to the operations that ran, by how long.
+    """
+    if len(samples) < 2:
+        return list(spans)
+    found: list[Span] = []
+    at = 0
+    group: list[Span] = []
+
+    def flush(cpu: float) -> None:
+        total = sum(s.duration_s for s in group)
+        rate = min(1.0, cpu / total) if total > 0 else 0.0
+        found.extend(replace(s, cpu_s=s.duration_s * rate) for s in group)
+        group.clear()
+
+    first = samples[0][1]
+    for span in spans:
+        while at + 1 < len(samples) - 1 and samples[at + 1][0] < span.end_s:
+            at += 1
+            flush(samples[at][1] - first)
+            first = samples[at][1]
+        group.append(span)
+    flush(samples[-1][1] - first)
+    return found
+
+
+def summarize(
+    timelines: Sequence[Timeline], iteration_s: Sequence[float], machine: Machine
+) -> Profile:
+    """The medians of each operation over several iterations, and the last iteration's timeline."""
+    runs: dict[str, list[Span]] = defaultdict(list)
+    waits: dict[str, list[Span]] = defaultdict(list)
+    handoffs: dict[str, list[Span]] = defaultdict(list)
+    for one in timelines:
+        for spans, into in ((one.spans, runs), (one.waits, waits), (one.handoffs, handoffs)):
+            for span in spans:
+                into[span.op].append(span)
+    ops = tuple(_times(op, spans, waits[op], handoffs[op]) for op, spans in runs.items())
+    last = timelines[-1] if timelines else None
+    return Profile(machine.name, tuple(iteration_s), ops, last)
+
+
+def _times(
+    op: str, spans: Sequence[Span], waits: Sequence[Span], handoffs: Sequence[Span]
+) -> OpTime:
+    times = sorted(s.duration_s for s in spans)
+    # what waiting takes once the result is there
+    received = [
+        w.end_s - max(w.start_s, s.end_s)
+        for s, w in zip(spans, waits, strict=False)
+        if s.end_s <= w.end_s
+    ]
+    launches = [s.start_s - s.issue_s for s in spans if s.issue_s is not None]
+    busy = [s.cpu_s for s in spans if s.cpu_s is not None]
+    return OpTime(
+        op,
+        len(times),
+        statistics.median(times),
+        times[min(len(times) - 1, int(0.9 * len(times)))],
+        _median(busy),
+        _median(launches),
+        _median(w.duration_s for w in waits),
+        statistics.fmean(s.activity for s in spans),
+        spans[0].label,
+        spans[0].path,
+        spans[0].lane,
+        _median(h.duration_s for h in handoffs),
+        _median(received),
+    )
+
+
+def _median(values: Iterable[float]) -> float:
+    found = list(values)
+    return statistics.median(found) if found else 0.0
+
+
+def record(recorder: Recorder, runtime: Any, call: Callable[[], Any]) -> tuple[Any, list[Span]]:
+    """Run an instrumented function once; its result, and what the lanes ran meanwhile.
+
+    ``runtime`` is the :class:`~rose_compiler.runtime.support.Runtime` that it runs on.
+    """
+    with runtime.recording() as spans:
+        recorder.begin()
+        result = call()
+        recorder.end()
+    return result, spans
