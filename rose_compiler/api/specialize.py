@@ -210,7 +210,9 @@ class Unit:
             schedule = self.build(Decision())
             self.profiling.ask(1)
             run = self._bound(schedule, runtime, values, states, None, False)
-        except RoseError:
+        except Exception:
+            # the candidates will say what is wrong
+            self.profiling.ask(0)
             return False, None
         self.last = schedule
         started = time.perf_counter()
