@@ -40,6 +40,7 @@ from rose_compiler.ir.verify import verify
 from rose_compiler.passes.base import PassContext
 from rose_compiler.passes.manager import History, PassManager
 from rose_compiler.passes.pipeline import PIPELINE
+from rose_compiler.runtime.optimizers import why_not_fused
 from rose_compiler.runtime.support import Runtime
 
 
@@ -242,7 +243,8 @@ class Unit:
         if self._tuning is None:
             shards = max((len(s) for s in self.shards().values()), default=1)
             beside = bool(self.asynchronous())
-            self._tuning = Tuning(self.options, shards, beside, self.log, eager)
+            fusable = None in self.optimizers().values()
+            self._tuning = Tuning(self.options, shards, beside, self.log, eager, fusable)
         return self._tuning
 
     def shards(self) -> dict[str, tuple[int, ...]]:
@@ -261,6 +263,11 @@ class Unit:
             if callable(getattr(env, "shards", None)) and all(s.native_async for s in env.shards())
         )
 
+    def optimizers(self) -> dict[str, str | None]:
+        """Why steps of each optimizer can't be fused, by state name; ``None`` where they can."""
+        found = below(self.program.objects, lambda x: isinstance(x, torch.optim.Optimizer))
+        return {name: why_not_fused(optimizer) for name, optimizer in found.items()}
+
     def context(self, decision: Decision, program: Program) -> PassContext:
         """What passes may know while they rewrite ``program`` for one decision."""
         return PassContext(
@@ -271,6 +278,7 @@ class Unit:
             probe=Prober(program, self._examples),
             run_ahead=self.options.run_ahead,
             memory_limit=self.options.memory_limit,
+            optimizers=self.optimizers(),
         )
 
     def build(self, decision: Decision) -> Schedule:
@@ -387,9 +395,14 @@ def _examples(record: Record) -> dict[str, Any]:
 
 def simulators(objects: dict[str, Any]) -> dict[str, Any]:
     """Simulators among the roots and one level below, by state name."""
+    return below(objects, is_simulator)
+
+
+def below(objects: dict[str, Any], wanted: Callable[[Any], bool]) -> dict[str, Any]:
+    """The wanted objects among the roots and one level below, by state name."""
     found: dict[str, Any] = {}
     for root, value in objects.items():
-        if is_simulator(value):
+        if wanted(value):
             found[root] = value
             continue
         fields = getattr(value, "__dict__", None)
@@ -397,6 +410,6 @@ def simulators(objects: dict[str, Any]) -> dict[str, Any]:
             value, (torch.nn.Module, torch.optim.Optimizer)
         ):
             for key, inner in fields.items():
-                if is_simulator(inner):
+                if wanted(inner):
                     found[f"{root}.{key}"] = inner
     return found

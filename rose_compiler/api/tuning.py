@@ -17,23 +17,29 @@ from rose_compiler.tune.space import candidates
 PASS = "tune"
 
 
-def default_decision(shards: int, asynchronous: bool, close: bool) -> Decision:
+def default_decision(shards: int, asynchronous: bool, close: bool, fuse: bool) -> Decision:
     """The schedule without tuning: two groups of shards, late work in the simulator's shadow.
 
     Steps and products beside each other want one thread each; in bitwise mode the thread count
     stays the user's, since sums differ in bits between one thread and two.
     """
     if not asynchronous:
-        return Decision(late="shadow")
+        return Decision(late="shadow", fuse=fuse)
     threads = 1 if close else None
-    return Decision(groups=min(2, shards), late="shadow", rollout_threads=threads)
+    return Decision(groups=min(2, shards), late="shadow", rollout_threads=threads, fuse=fuse)
 
 
 class Tuning:
     """The schedules of one unit: which comes next, and what was found of each."""
 
     def __init__(
-        self, options: Options, shards: int, asynchronous: bool, log: RemarkLog, eager: bool
+        self,
+        options: Options,
+        shards: int,
+        asynchronous: bool,
+        log: RemarkLog,
+        eager: bool,
+        fusable: bool = False,
     ) -> None:
         self.options = options
         self.log = log
@@ -42,17 +48,19 @@ class Tuning:
         self._work = WorkMeter()
         self._chooser: Chooser | None = None
         self._edit = knobs.current().edit
+        close = options.numerics == "close"
+        fuse = fusable and close
         if options.decision is not None or not options.tune or self._edit is not None:
-            close = options.numerics == "close"
-            self._fixed = options.decision or default_decision(shards, asynchronous, close)
+            self._fixed = options.decision or default_decision(shards, asynchronous, close, fuse)
             return
         self._fixed = Decision()
         space = candidates(
             shards,
-            close=options.numerics == "close",
+            close=close,
             threads=torch.get_num_threads(),
             asynchronous=asynchronous,
             eager=eager,
+            fuse=fuse,
         )
         self._chooser = Chooser(space)
 

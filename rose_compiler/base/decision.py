@@ -34,6 +34,7 @@ class Decision:
     each shard (``"thread"``), or the coordinator itself (``"inline"``).
     ``rollout_threads``, ``update_threads``: torch's intra-operation threads while a loop steps a
     simulator, and while a loop trains; ``None`` leaves them as the user set them.
+    ``fuse``: optimizers that can step by one kernel for all parameters do so.
     """
 
     groups: int = 0
@@ -42,6 +43,7 @@ class Decision:
     lanes: Lanes = "native"
     rollout_threads: int | None = None
     update_threads: int | None = None
+    fuse: bool = False
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -53,8 +55,9 @@ class Decision:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise _malformed(name, f"a whole number, {least} or more", value)
-        if not isinstance(self.defer, bool):
-            raise _malformed("defer", "true or false", self.defer)
+        for name in ("defer", "fuse"):
+            if not isinstance(getattr(self, name), bool):
+                raise _malformed(name, "true or false", getattr(self, name))
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data, for JSON."""

@@ -63,6 +63,10 @@ def _piece(node: fx.Node, refs: References, p: Printer) -> str:
     return f"{parts}[({index} - {start}) // {step}]"
 
 
+def _fuse(node: fx.Node, refs: References, p: Printer) -> str:
+    return f"rt.fuse({p.value(node.args[0], refs)})"
+
+
 _WRITERS: dict[Op, Writer] = {
     ops.ROWS: _rows,
     ops.CONCAT: _concat,
@@ -74,6 +78,7 @@ _WRITERS: dict[Op, Writer] = {
     ops.JOIN_ROWS: _join_rows,
     ops.SPLIT_ROWS: _split_rows,
     ops.PIECE: _piece,
+    ops.FUSE: _fuse,
 }
 
 

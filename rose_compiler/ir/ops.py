@@ -320,6 +320,21 @@ PIECE = _builtin(
 )
 
 
+def _fuse(optimizer: Any) -> None:
+    """How a step rounds is no part of a program's meaning."""
+
+
+FUSE = _builtin(
+    "fuse",
+    ("optimizer",),
+    "steps of an optimizer run as fused kernels from here to the end of the run",
+    reads=("optimizer",),
+    writes=("optimizer",),
+    results=0,
+    impl=_fuse,
+)
+
+
 @dataclass
 class OpTable:
     """Operations of one program by name; names are unique."""

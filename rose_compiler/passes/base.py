@@ -43,7 +43,8 @@ class PassContext:
     returns while the step goes on elsewhere. ``trips`` maps a loop's label to its number of trips,
     where that is known and guarded. ``run_ahead=False`` forbids to start an operation before an
     earlier one that may raise has ended. ``memory_limit`` bounds, in bytes, what collecting values
-    over a loop may keep.
+    over a loop may keep. ``optimizers`` maps the state of each optimizer to why its steps can't run
+    as fused kernels, ``None`` where they can.
     """
 
     numerics: Literal["close", "bitwise"] = "close"
@@ -55,6 +56,7 @@ class PassContext:
     run_ahead: bool = True
     memory_limit: int | None = None
     examples: Mapping[str, Any] = field(default_factory=dict)
+    optimizers: Mapping[str, str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

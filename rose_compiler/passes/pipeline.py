@@ -10,6 +10,7 @@ from rose_compiler.base.errors import fail
 from rose_compiler.passes.base import Pass
 from rose_compiler.passes.canonicalize import Canonicalize
 from rose_compiler.passes.defer import Defer
+from rose_compiler.passes.fuse import Fuse
 from rose_compiler.passes.hoist import HoistInvariant
 from rose_compiler.passes.late import LateWork
 from rose_compiler.passes.place import Place
@@ -42,6 +43,7 @@ ORDER: tuple[Entry, ...] = (
     ),
     Entry(TileBatch(), "after split: it clones what is left on the way to the step"),
     Entry(Defer(), "after tile_batch: it collects whole batches, joined again by then"),
+    Entry(Fuse(), "anywhere: it moves nothing; before late, which fixes where operations stand"),
     Entry(LateWork(), "behind all that make or remove operations: it fixes the order of the rest"),
     Entry(Place(), "last: lanes for steps that nothing else has placed, and thread counts"),
 )

@@ -16,6 +16,7 @@ from rose_compiler.base.profile import Span, Timeline
 from rose_compiler.runtime import buffers, faults
 from rose_compiler.runtime.events import StreamLane, Streams, TorchStreams
 from rose_compiler.runtime.lanes import InlineLane, Lane, ThreadLane
+from rose_compiler.runtime.optimizers import Fused, why_not_fused
 from rose_compiler.runtime.recovery import Finisher
 from rose_compiler.runtime.remote import HostLane, ShardLane
 
@@ -55,6 +56,7 @@ class Runtime:
         self._spans: list[Span] | None = [] if trace else None
         self._switch: float | None = None
         self._broken = False
+        self._fused: list[Fused] = []
 
     # Lanes.
 
@@ -101,6 +103,9 @@ class Runtime:
 
     def drain(self) -> None:
         """Let every lane come to rest; called when a run ends, however it ends."""
+        for one in self._fused:
+            one.restore()
+        self._fused.clear()
         try:
             for lane in self._lanes.values():
                 lane.settle(GRACE if self._broken else self.timeout)
@@ -199,6 +204,11 @@ class Runtime:
         return stuck
 
     # Values.
+
+    def fuse(self, optimizer: Any) -> None:
+        """Let an optimizer's steps run as fused kernels until the run ends, if they can."""
+        if why_not_fused(optimizer) is None:
+            self._fused.append(Fused(optimizer))
 
     @staticmethod
     def state(root: Any, path: str) -> Any:

@@ -9,7 +9,13 @@ MAX_GROUPS = 4
 
 
 def candidates(
-    shards: int, *, close: bool, threads: int, asynchronous: bool, eager: bool
+    shards: int,
+    *,
+    close: bool,
+    threads: int,
+    asynchronous: bool,
+    eager: bool,
+    fuse: bool = False,
 ) -> list[Decision | None]:
     """Schedules to try, the user's own statements (``None``) or program order first.
 
@@ -19,6 +25,8 @@ def candidates(
         threads: torch's intra-operation threads as the user set them.
         asynchronous: whether the simulator steps beside the caller by itself.
         eager: whether the user's own statements can be run.
+        fuse: whether an optimizer's steps can be fused; no candidate is without it then, since a
+            fused step does the same work in fewer calls.
     """
     found: list[Decision | None] = [None if eager else Decision()]
     groups = [g for g in (2, MAX_GROUPS) if g <= shards] or [1]
@@ -37,9 +45,10 @@ def candidates(
                         lanes=lanes,  # type: ignore[arg-type]
                         rollout_threads=rollout,
                         update_threads=update,
+                        fuse=fuse,
                     )
                 )
     if close and threads > 1:
-        found.append(Decision(rollout_threads=1, update_threads=1))
-        found.append(Decision(rollout_threads=1))
+        found.append(Decision(rollout_threads=1, update_threads=1, fuse=fuse))
+        found.append(Decision(rollout_threads=1, fuse=fuse))
     return found

@@ -1,0 +1,82 @@
+"""Optimizer steps as fused kernels, all parameters of a group in one call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.fx as fx
+
+from rose_compiler.base.remarks import Blocker
+from rose_compiler.ir import facts
+from rose_compiler.ir.deps import title
+from rose_compiler.ir.ops import FUSE, STATE
+from rose_compiler.ir.program import Program, is_call, op_of, placeholders
+from rose_compiler.ir.rewriter import Rewriter
+from rose_compiler.passes.base import Pass, PassContext, context_of
+
+
+@dataclass(frozen=True)
+class Fuse(Pass):
+    """Let optimizers that can step by one kernel do so while the program runs.
+
+    Fused kernels round otherwise than a loop over parameters, so ``numerics="bitwise"`` keeps that.
+    """
+
+    name: ClassVar[str] = "fuse"
+
+    def run_program(self, program: Program, rewrite: Rewriter) -> None:
+        context = context_of(rewrite)
+        for state, reason in context.optimizers.items():
+            step = _first_step(program, state, rewrite)
+            if step is None:
+                continue
+            blocker = why_not(state, reason, context)
+            if blocker is not None:
+                rewrite.missed(step, blocker)
+            elif rewrite.spend():
+                fuse(program, state, step, rewrite)
+
+
+def why_not(state: str, reason: str | None, context: PassContext) -> Blocker | None:
+    """Why the steps of an optimizer stay as they are."""
+    if not context.options.fuse:
+        return Blocker("switched-off", f"the decision leaves the steps of {state} unfused")
+    if reason is not None:
+        return Blocker("not-available", f"{state} has no fused step: {reason}")
+    if context.numerics == "bitwise":
+        return Blocker(
+            "probe-bits-differ",
+            f"a fused step of {state} rounds otherwise than one parameter after the other",
+            'numerics="close"',
+        )
+    return None
+
+
+def fuse(program: Program, state: str, step: fx.Node, rewrite: Rewriter) -> None:
+    """Put the switch in front of everything else the program does."""
+    anchor = next(n for n in program.graph.nodes if n.op != "placeholder" and not is_call(n, STATE))
+    node = _holder(program, state, anchor, rewrite)
+    made = rewrite.call(FUSE, node, before=anchor, like=step)
+    facts.put(made, context=())
+    rewrite.applied(made, f"{title(step)} updates all parameters of a group in one kernel")
+
+
+def _first_step(program: Program, state: str, rewrite: Rewriter) -> fx.Node | None:
+    """The first operation that steps the optimizer."""
+    for node in program.nodes():
+        if not is_call(node) or "optimizer" not in op_of(node).attributes.get("calls", ()):
+            continue
+        if any(e.write and e.state == state for e in rewrite.deps.effects(node)):
+            return node
+    return None
+
+
+def _holder(program: Program, state: str, anchor: fx.Node, rewrite: Rewriter) -> fx.Node:
+    """The node of a state at the top of the program: a root, or an object below one."""
+    for node in program.graph.nodes:
+        if (node.op == "placeholder" or is_call(node, STATE)) and facts.get(node).state == state:
+            return node
+    root, _, path = state.partition(".")
+    of = next(n for n in placeholders(program.graph) if facts.get(n).state == root)
+    return rewrite.call(STATE, of, path, before=anchor, name=state.replace(".", "_"), state=state)
