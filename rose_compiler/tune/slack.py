@@ -162,9 +162,9 @@ def tune(
     moves: tuple[Move, ...] = ()
     while True:
         curves = {name: fit(known) for name, known in history.items()}
-        start = dict(zip(lanes, _fastest(seen), strict=True))
+        measured = sorted(seen, key=lambda key: seen[key].makespan)
         planner = Planner(tasks, curves, chunks)
-        quotas = planner.improve(start)
+        quotas = planner.improve(*(dict(zip(lanes, key, strict=True)) for key in measured))
         predictions += planner.predictions
         moves += planner.moves
         key = tuple(quotas[lane] for lane in lanes)
@@ -270,12 +270,14 @@ class Planner:
             self._remember(timed.path)
         return self.predicted[key]
 
-    def improve(self, start: Quotas) -> dict[str, int]:
-        """The quotas with the least predicted time that moves from ``start`` lead to."""
-        best, least = dict(start), self.predict(start)
-        at = best
+    def improve(self, *starts: Quotas) -> dict[str, int]:
+        """The quotas with the least predicted time that moves from ``starts`` lead to."""
+        best = dict(min(starts, key=self.predict))
+        least = self.predict(best)
         while True:
-            at = self._descend(at)
+            # several starts: moves between two lanes can get stuck where three would have to change
+            ends = [self._descend(start) for start in (best, *starts)]
+            at = min(ends, key=self._bound)
             bound = self._bound(at)[0]
             if bound >= least * (1 - self._worth):
                 return best

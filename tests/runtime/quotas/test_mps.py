@@ -23,14 +23,14 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     return Fake(tmp_path)
 
 
-def control(fake: Fake, timeout: float = 5.0) -> Control:
+def control(fake: Fake, timeout: float = 60.0) -> Control:
     return Control(fake.folder / "default", None, str(fake.binary), timeout)
 
 
 def backend(
     fake: Fake, kind: type[MpsPercentage] = MpsPercentage, gpu: Device = GPU
 ) -> MpsPercentage:
-    return kind(str(fake.binary), lambda: [gpu], timeout=5.0, grace=0.2)
+    return kind(str(fake.binary), lambda: [gpu], timeout=60.0, grace=0.2)
 
 
 def plan(kind: str = "mps-percentage") -> QuotaPlan:
