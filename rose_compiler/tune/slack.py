@@ -306,8 +306,9 @@ class Planner:
 
     def improve(self, *starts: Quotas) -> dict[str, int]:
         """The quotas with the least predicted time that moves from ``starts`` lead to."""
-        best = dict(min(starts, key=lambda start: self.predict(start)))
-        least = self.predict(best)
+        times = [self.predict(start) for start in starts]
+        least = min(times)
+        best = dict(starts[times.index(least)])
         while True:
             # several starts: moves between two lanes can get stuck where three would have to change
             ends = [self._descend(start) for start in (best, *starts)]
