@@ -11,6 +11,7 @@ setup: $(STAMP)
 
 # triton is named apart: a CPU build of torch does not bring it, and its interpreter runs kernels
 $(STAMP): pyproject.toml constraints.txt
+	@echo "setting up $(VENV): downloads torch and simulators once, some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[sim,dev]' triton
 	touch $@

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import shutil
+import textwrap
 import warnings
 import weakref
 from pathlib import Path
@@ -19,6 +21,7 @@ from rose_compiler.base.profile import Profile
 from rose_compiler.base.remarks import Remark, RemarkLog
 from rose_compiler.frontend import source
 from rose_compiler.frontend.guards import Arguments
+from rose_compiler.passes.manager import headed
 from rose_compiler.runtime.support import Runtime
 from rose_compiler.tune.windows import Windows
 
@@ -45,6 +48,8 @@ class Compiled:
     __qualname__: str
 
     def __init__(self, fn: Any, options: Options) -> None:
+        if isinstance(fn, Compiled):  # compiled anew, with these options
+            fn = fn._fn
         source.read(fn)  # refuse at once what can never be compiled
         self._fn = fn
         self._options = options
@@ -144,20 +149,25 @@ class Compiled:
         """
         if after == "captured":
             return self._require().unit.text
-        return self._schedule().history.after(after)
+        history = self._schedule().history
+        number = history.number(after)
+        return headed(history[number][1], number, history[number][0])
 
     @property
     def history(self) -> list[tuple[str, str]]:
         """The program as text after each pass of the schedule in force."""
-        return list(self._schedule().history)
+        entries = enumerate(self._schedule().history)
+        return [(name, headed(text, k, name)) for k, (name, text) in entries]
 
     @property
     def source(self) -> str:
         """The emitted Python of the schedule in force."""
         return self._schedule().source
 
-    def explain(self, topic: str | None = None, *, width: int = 100) -> str:
+    def explain(self, topic: str | None = None, *, width: int | None = None) -> str:
         """What was done and what was not, with the reasons and the user's lines.
+
+        ``width`` is that of the terminal by default, 100 columns where there is none.
 
         ``topic="cost"`` comes with the cost model and raises ``NotImplementedError`` until then.
         """
@@ -170,12 +180,14 @@ class Compiled:
                 expected="nothing, or 'cost'",
                 found=repr(topic),
             )
+        width = shutil.get_terminal_size((100, 24)).columns if width is None else width
         tuning = self._require().unit.tuning()
         log = RemarkLog()
         log.extend(self._log)
         log.extend(self._schedule().history.remarks)
-        parts = [f"{self.__name__}: {tuning.summary()}", log.render(width)]
-        table = tuning.table()
+        head = textwrap.fill(f"{self.__name__}: {tuning.summary()}", width, break_long_words=False)
+        parts = [head, log.render(width)]
+        table = tuning.table(width)
         if table:
             parts.insert(1, table)
         return "\n\n".join(parts)
@@ -233,7 +245,7 @@ class Compiled:
         if self._last is None or not self._last.unit.recorded:
             raise fail(
                 "not-called",
-                f"{self.__name__} was not called yet, so nothing of it is known",
+                f"{self.__name__!r} was not called yet, so nothing of it is known",
             )
         return self._last
 

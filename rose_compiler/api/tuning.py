@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -159,16 +161,23 @@ class Tuning:
         why = self._chooser.verdicts.get(self._chooser.best, "")
         return f"settled on {name} after {self.seconds:.1f} s of training: {why}"
 
-    def table(self) -> str:
-        """What was tried, as text; empty when nothing was."""
+    def table(self, width: int = 100) -> str:
+        """What was tried, as text of at most ``width`` columns; empty when nothing was."""
         if self._chooser is None:
             return ""
-        lines = [f"{'schedule':<58} {'trials':>6} {'s/iteration':>12}  found"]
-        for row in self._chooser.reports():
-            name = "eager" if row.decision is None else str(row.decision)
+        rows = self._chooser.reports()
+        names = ["eager" if row.decision is None else str(row.decision) for row in rows]
+        room = min(max(map(len, (*names, "schedule"))), max(width - 24, 20))
+        lines = [f"  {'schedule':<{room}} {'trials':>6}  s/iteration"]
+        for row, name in zip(rows, names, strict=True):
             score = "-" if row.seconds_per_work is None else f"{row.seconds_per_work:.4f}"
             mark = "*" if row.decision == self.chosen and self._chooser.settled else " "
-            lines.append(f"{mark}{name:<57} {row.trials:>6} {score:>12}  {row.verdict}")
+            first, *more = textwrap.wrap(name, room, break_long_words=False)
+            lines.append(f"{mark} {first:<{room}} {row.trials:>6} {score:>12}")
+            lines += [f"  {text}" for text in more]
+            lines += textwrap.wrap(
+                row.verdict, width, initial_indent="      ", subsequent_indent="      "
+            )
         return "\n".join(lines)
 
 

@@ -6,6 +6,7 @@ import ast
 import functools
 import inspect
 import linecache
+import reprlib
 import sys
 import sysconfig
 import types
@@ -70,7 +71,7 @@ def function_of(fn: Any) -> tuple[types.FunctionType, Any]:
     if isinstance(fn, functools.partial):
         raise fail(
             "capture-not-callable",
-            f"{fn!r} is a functools.partial",
+            f"a functools.partial of {getattr(fn.func, '__name__', 'a callable')!r} is no function",
             help="write a function that passes these arguments",
         )
     if isinstance(
@@ -78,7 +79,16 @@ def function_of(fn: Any) -> tuple[types.FunctionType, Any]:
     ):
         raise fail("capture-builtin", f"{name} is built in")
     if not isinstance(fn, types.FunctionType):
-        raise fail("capture-not-callable", f"{type(fn).__name__} object {fn!r} is no function")
+        article = "an" if type(fn).__name__[:1].lower() in "aeiou" else "a"
+        raise fail(
+            "capture-not-callable",
+            f"{article} {type(fn).__name__} is no function",
+            expected="a Python function, a bound method or a closure",
+            found=reprlib.repr(fn) if isinstance(fn, str | int | float | types.NoneType) else None,
+            help="compile one of its methods: `rose_compiler.compile(x.method)`"
+            if callable(fn)
+            else None,
+        )
     return fn, bound
 
 

@@ -49,16 +49,21 @@ class Builder:
             first = next(iter(self.graph.nodes), None)
             if first is not None:
                 with self.graph.inserting_before(first):
-                    node = self.graph.placeholder(name)
+                    node = self._placeholder(name)
             else:
-                node = self.graph.placeholder(name)
+                node = self._placeholder(name)
         else:
             with self.graph.inserting_after(self._last_placeholder):
-                node = self.graph.placeholder(name)
+                node = self._placeholder(name)
         settle_target(node)
         self._last_placeholder = node
         facts.put(node, role=role, **known)
         return node
+
+    def _placeholder(self, name: str) -> fx.Node:
+        # with a name of its own: fx would make one of the target in lower case, and the program's
+        # names are the user's
+        return self.graph.create_node("placeholder", name, name=name)
 
     def use(self, value: Value) -> Value:
         """``value`` as seen in this graph: captured from the enclosing ones if it is outside."""

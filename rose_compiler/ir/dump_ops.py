@@ -35,6 +35,8 @@ _CAPTURED = frozenset(
         "part_of",
     )
 )
+# Attributes that have a word of their own.
+_WORDS = frozenset(("calls",))
 # Tensors larger than this don't belong into a text; graphs get theirs as states.
 _MAX_CONSTANT = 4096
 
@@ -63,6 +65,9 @@ def print_op(op: Op, alias: str) -> list[str]:
     ):
         if found != default:
             told.append(f"{word}={found!r}")
+    calls = sorted(filter(None, op.attributes.get("calls", ())))
+    if calls:
+        told.append(f"calls={value(calls, {})}")
     shown = told_attributes(op)
     if shown:
         told.append(f"attributes={value(shown, {})}")
@@ -99,7 +104,12 @@ def told_attributes(op: Op) -> dict[str, Any]:
     """The attributes of an operation that a dump tells: what text can hold, nothing empty."""
     told: dict[str, Any] = {}
     for name, found in op.attributes.items():
-        if name in _CAPTURED or found is None or (isinstance(found, Sized) and not len(found)):
+        if (
+            name in _CAPTURED
+            or name in _WORDS
+            or found is None
+            or (isinstance(found, Sized) and not len(found))
+        ):
             continue
         try:
             value(found, {})

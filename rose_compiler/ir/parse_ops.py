@@ -79,7 +79,7 @@ def _is_attributes(found: Any) -> bool:
 
 _WORDS = (
     *("name", "kind", "params", "reads", "writes", "batch"),
-    *("results", "exact", "may_raise", "declared", "attributes"),
+    *("results", "exact", "may_raise", "declared", "calls", "attributes"),
 )
 
 
@@ -120,6 +120,9 @@ def read_op(
     kinds = tuple(k for k in KINDS if k != "builtin")
     kind = args.take("kind", lambda k: k in kinds, " or ".join(kinds), "block")
     attributes = args.take("attributes", _is_attributes, "a dict with names as keys", {})
+    calls = args.take("calls", is_strings, "a list of what it calls", [])
+    if calls:
+        attributes = {**attributes, "calls": frozenset(calls)}
     args.rest_is_empty(_WORDS)
     if any(o.name == signature.name for o in reader.ops.values()):
         raise reader.error(function, f"two operations are named {signature.name!r}")
@@ -130,7 +133,8 @@ def read_op(
         if len(names) != len(params):
             raise reader.error(function, "a traced operation needs its parameters by name")
         body = GraphBody(reader, function, names).read()
-    impl = bind.get(signature.name, functools.partial(call_graph, body) if body else None)
+    run = None if body is None else functools.partial(_results, body, signature.results)
+    impl = bind.get(signature.name, run)
     return Op(
         signature,
         impl,
@@ -139,6 +143,14 @@ def read_op(
         source=_source(function, reader),
         attributes=attributes,
     )
+
+
+def _results(body: fx.GraphModule, results: int, *args: Any) -> Any:
+    """Run a traced body; what an operation with so many results gives."""
+    found = call_graph(body, *args)
+    if results == 1 and isinstance(found, tuple | list) and len(found) == 1:
+        return found[0]
+    return None if results == 0 else found
 
 
 def _check_entry(

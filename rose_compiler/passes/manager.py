@@ -48,11 +48,19 @@ class History(Sequence[tuple[str, str]]):
         Raises:
             ConfigError: when no pass of that name ran.
         """
+        return self.entries[self.number(name)][1]
+
+    def number(self, name: str | None = None) -> int:
+        """The place of a pass in the history, of the last one by default.
+
+        Raises:
+            ConfigError: when no pass of that name ran.
+        """
         if name is None:
-            return self.entries[-1][1]
-        for found, text in self.entries:
+            return len(self.entries) - 1
+        for number, (found, _) in enumerate(self.entries):
             if found == name:
-                return text
+                return number
         names = [found for found, _ in self.entries]
         raise fail(
             "config-pass",
@@ -60,6 +68,14 @@ class History(Sequence[tuple[str, str]]):
             expected="one of " + ", ".join(names),
             found=repr(name),
         )
+
+
+def headed(text: str, number: int, name: str) -> str:
+    """A dump whose first line says which pass left the program like this."""
+    if name == START:
+        return text
+    head, _, rest = text.partition("\n")
+    return f"{head.rpartition(' | ')[0]} | after {number:02d} {name}\n{rest}"
 
 
 def select(passes: Sequence[Pass], names: Sequence[str]) -> tuple[Pass, ...]:
@@ -167,6 +183,7 @@ class PassManager:
             self.dump_dir.mkdir(parents=True, exist_ok=True)
             path = self.dump_dir / f"{program.name}.{len(history):02d}-{name}.py"
             shown = dump(program, costs=True, origins=True) if self.facts else text
+            shown = headed(shown, len(history), name)
             path.write_text(shown + "\n", encoding="utf-8")
         history.entries.append((name, text))
 

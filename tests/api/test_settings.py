@@ -58,7 +58,10 @@ def test_a_dump_holds_every_pass_and_the_emitted_code(
         f"iteration.{len(passes):02d}-emitted.py",
     ]
     assert (tmp_path / "out" / names[-1]).read_text() == fast.source
-    assert parse((tmp_path / "out" / names[-2]).read_text()).stage == "scheduled"
+    last = (tmp_path / "out" / names[-2]).read_text()
+    assert last.startswith("# rose ir | iteration | after 07 place\n")
+    assert last == fast.ir() + "\n" == fast.history[-1][1] + "\n"
+    assert parse(last).stage == "scheduled"
     fast.close()
 
 

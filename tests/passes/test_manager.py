@@ -55,7 +55,12 @@ def test_dumps_are_numbered(tmp_path: Path) -> None:
     PassManager([Canonicalize(), Place()], dump_dir=tmp_path / "out").run(parse(DEAD))
     names = sorted(p.name for p in (tmp_path / "out").iterdir())
     assert names == ["f.00-captured.py", "f.01-canonicalize.py", "f.02-place.py"]
-    assert (tmp_path / "out" / names[0]).read_text().startswith("# rose ir | f | captured")
+    heads = [(tmp_path / "out" / name).read_text().splitlines()[0] for name in names]
+    assert heads == [
+        "# rose ir | f | captured",
+        "# rose ir | f | after 01 canonicalize",
+        "# rose ir | f | after 02 place",
+    ]
 
 
 @pytest.mark.parametrize(
