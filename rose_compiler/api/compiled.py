@@ -48,10 +48,9 @@ class Compiled:
     __qualname__: str
 
     def __init__(self, fn: Any, options: Options) -> None:
-        if isinstance(fn, Compiled):  # compiled anew, with these options
-            fn = fn._fn
+        fn = inspect.unwrap(fn, stop=lambda f: not isinstance(f, Compiled))  # compiled anew
         source.read(fn)  # refuse at once what can never be compiled
-        self._fn = fn
+        self._fn: Any = fn
         self._options = options
         self._log = RemarkLog()
         self._specializations: list[Specialization] = []

@@ -59,7 +59,7 @@ def test_a_dump_holds_every_pass_and_the_emitted_code(
     ]
     assert (tmp_path / "out" / names[-1]).read_text() == fast.source
     last = (tmp_path / "out" / names[-2]).read_text()
-    assert last.startswith("# rose ir | iteration | after 07 place\n")
+    assert last.startswith(f"# rose ir | iteration | after {len(passes) - 1:02d} {passes[-1]}\n")
     assert last == fast.ir() + "\n" == fast.history[-1][1] + "\n"
     assert parse(last).stage == "scheduled"
     fast.close()
