@@ -20,10 +20,11 @@ constant rate; a task may stand for thousands of kernels of one stage. Its rules
 7. *Memory.* A kernel at full rate uses ``bandwidth``, a share of the device's. Where the kernels
    running at the same time ask for more than all of it, max-min fairness slows those that ask for
    the most.
-8. *CPU.* Kernels with ``device="cpu"`` share the machine's cores as in :func:`fair_shares`.
+8. *Graphics.* Processes named in ``graphics`` (Vulkan, OpenGL) take turns with all others even
+   under MPS, as in rule 4: a graphics context never shares SMs with CUDA.
+9. *CPU.* Kernels with ``device="cpu"`` share the machine's cores as in :func:`fair_shares`.
 
-What it leaves out: caches, the granularity of thread blocks, graphics contexts (which take turns
-with CUDA ones even under MPS), and copies.
+What it leaves out: caches, the granularity of thread blocks, and copies.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ class VirtualGpu:
 
     ``lanes`` maps a lane to its group (``"main"`` without limits if it is not named), ``priority``
     a lane to its stream's priority, 0 by default and more urgent below. ``mps``: processes run at
-    the same time instead of in turns; without it caps have no effect.
+    the same time instead of in turns; without it caps have no effect. ``graphics`` names the
+    processes that take turns in any case.
 
     Raises ``QuotaError`` for exclusive groups that don't fit, a quota below one chunk, or more
     processes than MPS serves; ``ValueError`` for an unknown group.
@@ -120,6 +122,7 @@ class VirtualGpu:
     lanes: Mapping[str, str] = field(default_factory=dict)
     priority: Mapping[str, int] = field(default_factory=dict)
     mps: bool = False
+    graphics: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         names = {group.name for group in self.groups} | {MAIN}
@@ -145,10 +148,12 @@ class VirtualGpu:
 
     def _sharers(self) -> list[list[Group]]:
         """The groups that are on the device at the same time."""
-        if self.mps:
-            return [list(self.groups)]
-        processes = dict.fromkeys(group.process for group in self.groups)
-        return [[g for g in self.groups if g.process == process] for process in processes]
+        parties = dict.fromkeys(self.party(group.process) for group in self.groups)
+        return [[g for g in self.groups if self.party(g.process) == one] for one in parties]
+
+    def party(self, process: str) -> str:
+        """Who a process takes its turn with: itself, or all that share through MPS."""
+        return "mps" if self.mps and process not in self.graphics else f"process {process}"
 
     def _check_exclusive(self, groups: Sequence[Group]) -> None:
         taken = sum(self.limit(g) for g in groups if g.exclusive)
@@ -267,13 +272,14 @@ def rates(kernels: Sequence[Kernel], gpu: VirtualGpu) -> dict[str, Progress]:
     cores = fair_shares({k.name: k.demand for k in on_cpu}, gpu.machine.cores)
     for kernel in on_cpu:
         found[kernel.name] = Progress(kernel.speed(cores[kernel.name]), 0.0)
-    processes = list(dict.fromkeys(gpu.group_of(k.lane).process for k in on_gpu))
-    if gpu.mps or len(processes) <= 1:
+    party = {k.name: gpu.party(gpu.group_of(k.lane).process) for k in on_gpu}
+    parties = list(dict.fromkeys(party.values()))
+    if len(parties) <= 1:
         return found | _together(on_gpu, gpu)
     machine = gpu.machine
-    turn = machine.slice_s / (machine.slice_s + machine.switch_s) / len(processes)
-    for process in processes:
-        mine = [k for k in on_gpu if gpu.group_of(k.lane).process == process]
+    turn = machine.slice_s / (machine.slice_s + machine.switch_s) / len(parties)
+    for one in parties:
+        mine = [k for k in on_gpu if party[k.name] == one]
         for name, progress in _together(mine, gpu).items():
             found[name] = Progress(progress.rate * turn, progress.active * turn)
     return found
@@ -299,8 +305,8 @@ def _together(kernels: Sequence[Kernel], gpu: VirtualGpu) -> dict[str, Progress]
 def _units(kernels: Sequence[Kernel], gpu: VirtualGpu) -> dict[str, float]:
     """SMs by kernel."""
     groups = {k.name: gpu.group_of(k.lane) for k in kernels}
-    processes = {group.process for group in groups.values()}
-    here = [g for g in gpu.groups if gpu.mps or g.process in processes]
+    parties = {gpu.party(group.process) for group in groups.values()}
+    here = [g for g in gpu.groups if gpu.party(g.process) in parties]
     free = float(gpu.machine.sms - sum(gpu.limit(g) for g in here if g.exclusive))
     left = {
         g.name: float(gpu.limit(g) if g.exclusive or gpu.mps else gpu.machine.sms)

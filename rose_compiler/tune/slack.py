@@ -9,10 +9,11 @@ prediction from below, so that only quotas that shorten all known paths are pred
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rose_compiler.base.machine import Schedule, Task, deadlock, task_queues
+from rose_compiler.base.machine import Schedule, Task
+from rose_compiler.tune.critical import lane_slack, timing
 from rose_compiler.tune.response import Response, fit
 
 #: Least relative gain that is worth another prediction or another measured iteration.
@@ -20,69 +21,6 @@ WORTH = 1e-3
 
 Quotas = Mapping[str, int]
 Measure = Callable[[Quotas], Schedule]
-
-
-@dataclass(frozen=True)
-class Timing:
-    """When tasks start and end if nothing contends, and by how much each may end later.
-
-    ``slack`` is the total float of the critical-path method: an increase within it does not
-    lengthen the iteration.
-    """
-
-    makespan: float
-    start: Mapping[str, float]
-    end: Mapping[str, float]
-    slack: Mapping[str, float]
-    path: tuple[str, ...]  # one longest path, first task first
-
-
-def timing(tasks: Iterable[Task], seconds: Mapping[str, float]) -> Timing:
-    """Critical-path method over lane order and ``after``; raises as ``simulate``."""
-    before, order = _order(tasks)
-    start: dict[str, float] = {}
-    end: dict[str, float] = {}
-    cause: dict[str, str | None] = {}
-    for name in order:
-        latest = max(before[name], key=lambda other: end[other], default=None)
-        cause[name] = latest
-        start[name] = 0.0 if latest is None else end[latest]
-        end[name] = start[name] + seconds[name]
-    makespan = max(end.values(), default=0.0)
-    must_end = dict.fromkeys(order, makespan)
-    for name in reversed(order):
-        for other in before[name]:
-            must_end[other] = min(must_end[other], must_end[name] - seconds[name])
-    slack = {name: max(0.0, must_end[name] - end[name]) for name in order}
-    path: list[str] = []
-    at = max(order, key=lambda name: end[name], default=None)
-    while at is not None:
-        path.append(at)
-        at = cause[at]
-    return Timing(makespan, start, end, slack, tuple(reversed(path)))
-
-
-@dataclass(frozen=True)
-class Wait:
-    """``branch`` ended ``slack`` seconds before the last of those that ``join`` waits for."""
-
-    join: str
-    branch: str
-    lane: str
-    slack: float
-
-
-def joins(tasks: Sequence[Task], end: Mapping[str, float]) -> list[Wait]:
-    """Who waits at which join, by measured or predicted ends: the longest wait first."""
-    lane_of = {task.name: task.lane for task in tasks}
-    before, order = _order(tasks)
-    found = []
-    for name in order:
-        if len(before[name]) < 2:
-            continue
-        last = max(end[other] for other in before[name])
-        found += [Wait(name, other, lane_of[other], last - end[other]) for other in before[name]]
-    return sorted(found, key=lambda wait: -wait.slack)
 
 
 @dataclass(frozen=True)
@@ -126,10 +64,11 @@ def tune(
     measure: Measure,
     chunks: int,
     *,
+    lanes: Sequence[str] | None = None,
     points: int = 4,
     rounds: int = 6,
 ) -> Tuned:
-    """Find quotas for the lanes of ``tasks``.
+    """Find quotas for ``lanes``, by default all those of ``tasks``; others are left alone.
 
     ``measure(quotas)`` runs one iteration under quotas in chunks and says when each task started
     and ended. ``chunks`` is how many there are to give; every lane gets at least one. ``points``,
@@ -141,7 +80,7 @@ def tune(
     """
     if not 3 <= points <= 5:
         raise ValueError(f"a response is fitted from 3 to 5 points, not {points}")
-    lanes = list(dict.fromkeys(task.lane for task in tasks))
+    lanes = list(lanes or dict.fromkeys(task.lane for task in tasks))
     if chunks < len(lanes):
         raise ValueError(f"{chunks} chunks are not enough for {len(lanes)} lanes")
     seen: dict[tuple[int, ...], Schedule] = {}
@@ -151,7 +90,8 @@ def tune(
         done = seen[tuple(quotas[lane] for lane in lanes)] = measure(quotas)
         for task in tasks:
             taken = done.end[task.name] - done.start[task.name]
-            history[task.name].append((float(quotas[task.lane]), taken))
+            # a lane without a quota counts as one with the same all the time
+            history[task.name].append((float(quotas.get(task.lane, chunks)), taken))
         return done
 
     profile = profile_quotas(lanes, chunks, points)
@@ -164,7 +104,7 @@ def tune(
     while True:
         curves = {name: fit(known) for name, known in history.items()}
         measured = sorted(seen, key=lambda key: seen[key].makespan)
-        planner = Planner(tasks, curves, chunks)
+        planner = Planner(tasks, curves, chunks, lanes)
         quotas = planner.improve(*(dict(zip(lanes, key, strict=True)) for key in measured))
         predictions += planner.predictions
         moves += planner.moves
@@ -209,11 +149,13 @@ def _next_move(
     timed = timing(
         tasks, {task.name: done.end[task.name] - done.start[task.name] for task in tasks}
     )
-    slack = lane_slack(tasks, timed)
+    slack = {lane: s for lane, s in lane_slack(tasks, timed).items() if lane in quotas}
     lane_of = {task.name: task.lane for task in tasks}
     on_path: dict[str, float] = {}
     for name in timed.path:
         lane = lane_of[name]
+        if lane not in quotas:
+            continue
         on_path[lane] = on_path.get(lane, 0.0) + timed.end[name] - timed.start[name]
     for source in sorted(slack, key=lambda lane: -slack[lane]):
         # ordered by what a chunk more would save if all the work were parallel
@@ -226,15 +168,6 @@ def _next_move(
 
 def _fastest(seen: Mapping[tuple[int, ...], Schedule]) -> tuple[int, ...]:
     return min(seen, key=lambda key: seen[key].makespan)
-
-
-def lane_slack(tasks: Iterable[Task], timed: Timing) -> dict[str, float]:
-    """The least slack of each lane's tasks: by so much all of it may run later."""
-    found: dict[str, float] = {}
-    for task in tasks:
-        slack = timed.slack[task.name]
-        found[task.lane] = min(found.get(task.lane, slack), slack)
-    return found
 
 
 def profile_quotas(lanes: Sequence[str], chunks: int, points: int) -> list[dict[str, int]]:
@@ -270,16 +203,14 @@ class Planner:
         tasks: Sequence[Task],
         curves: Mapping[str, Response],
         chunks: int,
+        lanes: Sequence[str],
         worth: float = WORTH,
     ) -> None:
         self._tasks = tasks
         self._worth = worth
-        self._lanes = list(dict.fromkeys(task.lane for task in tasks))
+        self._lanes = list(lanes)
         self._chunks = chunks
-        self._table = {
-            task.name: [0.0] + [curves[task.name].seconds(k) for k in range(1, chunks + 1)]
-            for task in tasks
-        }
+        self._table = {task.name: self._row(task.lane, curves[task.name]) for task in tasks}
         self._lane_of = {task.name: task.lane for task in tasks}
         #: seconds of a known path by lane and chunks: the path's time is the sum over lanes
         self._paths: dict[tuple[str, ...], dict[str, list[float]]] = {}
@@ -293,7 +224,7 @@ class Planner:
 
     def seconds(self, quotas: Quotas) -> dict[str, float]:
         """Fitted time of each task."""
-        return {name: row[quotas[self._lane_of[name]]] for name, row in self._table.items()}
+        return {name: row[quotas.get(self._lane_of[name], 0)] for name, row in self._table.items()}
 
     def predict(self, quotas: Quotas) -> float:
         """The iteration's time; the longest path is remembered."""
@@ -350,10 +281,17 @@ class Planner:
                 return at
             at = best
 
+    def _row(self, lane: str, curve: Response) -> list[float]:
+        """Seconds by chunks; at 0 what a lane without a quota takes."""
+        whole = curve.seconds(self._chunks)
+        if lane not in self._lanes:
+            return [whole] * (self._chunks + 1)
+        return [whole] + [curve.seconds(count) for count in range(1, self._chunks + 1)]
+
     def _bound(self, quotas: Quotas) -> tuple[float, ...]:
         """Times of the known paths, longest first: a shorter second longest breaks ties."""
         times = [
-            sum(row[quotas[lane]] for lane, row in by_lane.items())
+            sum(row[quotas.get(lane, 0)] for lane, row in by_lane.items())
             for by_lane in self._paths.values()
         ]
         return tuple(sorted(times, reverse=True))
@@ -373,30 +311,3 @@ class Planner:
         source = min(given, key=lambda lane: given[lane])
         target = max(given, key=lambda lane: given[lane])
         self.moves += (Move(source, target, given[target], predicted),)
-
-
-def _order(tasks: Iterable[Task]) -> tuple[dict[str, tuple[str, ...]], list[str]]:
-    """What each task waits for, and the tasks in an order that respects it."""
-    lanes, by_name = task_queues(tasks)
-    before: dict[str, tuple[str, ...]] = {}
-    for queue in lanes.values():
-        for previous, task in zip([None, *queue[:-1]], queue, strict=True):
-            own = [previous.name] if previous else []
-            before[task.name] = tuple(dict.fromkeys([*task.after, *own]))
-    order: list[str] = []
-    done: dict[str, float] = {}
-    heads = dict.fromkeys(lanes, 0)
-    while len(done) < len(by_name):
-        progressed = False
-        for lane, queue in lanes.items():
-            while heads[lane] < len(queue):
-                name = queue[heads[lane]].name
-                if not all(other in done for other in before[name]):
-                    break
-                done[name] = 0.0
-                order.append(name)
-                heads[lane] += 1
-                progressed = True
-        if not progressed:
-            raise deadlock(lanes, heads, done)
-    return before, order

@@ -199,10 +199,28 @@ def test_7_a_slowed_kernel_asks_for_less() -> None:
     assert done.end == {"x": 2, "y": 2}  # half the SMs each: no second loss
 
 
-# 8. CPU
+# 8. graphics
 
 
-def test_8_the_cpu_is_another_pool() -> None:
+def test_8_graphics_take_turns_even_under_mps() -> None:
+    kernels = [Kernel("x", "a", 1, 32), Kernel("y", "b", 1, 32), Kernel("z", "c", 1, 32)]
+    done = run(*kernels, mps=True, graphics=frozenset({"q"}), **two_processes())
+    assert done.end == {"x": 2, "z": 2, "y": 2}  # a and c together, then b
+    groups = (Group("sim", "p", 128, exclusive=True), Group("net", "q"))
+    alone = run(
+        Kernel("y", "b", 1, 128),
+        groups=groups,
+        lanes={"a": "sim", "b": "net"},
+        mps=True,
+        graphics=frozenset({"q"}),
+    )
+    assert alone.makespan == 1  # in its turn it has all SMs, whoever owns them
+
+
+# 9. CPU
+
+
+def test_9_the_cpu_is_another_pool() -> None:
     done = run(
         Kernel("x", "a", 1, 4, device="cpu"),
         Kernel("y", "b", 1, 4, device="cpu"),

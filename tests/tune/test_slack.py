@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,14 +12,12 @@ from bench.branches import MACHINE, compare, compositions, graph, run
 from rose_compiler.base.errors import VerifyError
 from rose_compiler.base.machine import Schedule, Task
 from rose_compiler.base.quota import QuotaPlan
+from rose_compiler.tune.critical import joins, lane_slack, timing
 from rose_compiler.tune.response import Response
 from rose_compiler.tune.slack import (
     Planner,
     apportion,
-    joins,
-    lane_slack,
     profile_quotas,
-    timing,
     tune,
 )
 
@@ -75,7 +75,7 @@ def fork_join(works: dict[str, float]) -> tuple[list[Task], dict[str, Response]]
 
 def planned(works: dict[str, float], chunks: int) -> tuple[Planner, dict[str, int]]:
     tasks, curves = fork_join(works)
-    planner = Planner(tasks, curves, chunks, worth=0.0)
+    planner = Planner(tasks, curves, chunks, list(works), worth=0.0)
     return planner, planner.improve(apportion(dict.fromkeys(works, 1.0), chunks))
 
 
@@ -162,6 +162,21 @@ def test_what_was_found_makes_a_plan_that_explains_itself() -> None:
     )
     assert plan.given == MACHINE.chunks * MACHINE.chunk
     assert "critical" in plan.explain()
+
+
+def test_a_lane_without_a_quota_is_left_alone() -> None:
+    kernels = [k if k.lane != "lane1" else replace(k, device="cpu", demand=1) for k in graph(0)]
+    seen: list[set[str]] = []
+
+    def measure(chunks: Mapping[str, int]) -> Schedule:
+        seen.append(set(chunks))
+        return run(kernels, dict(chunks))
+
+    tuned = tune(kernels, measure, 12, lanes=["lane0", "lane2", "lane3"])
+    assert set(map(frozenset, seen)) == {frozenset({"lane0", "lane2", "lane3"})}
+    assert set(tuned.chunks) == {"lane0", "lane2", "lane3"}
+    assert sum(tuned.chunks.values()) == 12
+    assert tuned.measured_s <= tuned.equal_s
 
 
 def test_what_can_not_be_tuned_is_refused() -> None:
