@@ -16,7 +16,7 @@ from rose_compiler.codegen.module import is_block
 from rose_compiler.codegen.schedule import Action, Body, is_pick
 from rose_compiler.codegen.scopes import Scope, Spread
 from rose_compiler.ir import facts
-from rose_compiler.ir.ops import BRANCH, BREAK_IF, LOOP, UNBOUND, Op
+from rose_compiler.ir.ops import BRANCH, BREAK_IF, LOOP, MERGE, UNBOUND, Op
 from rose_compiler.ir.program import (
     BranchView,
     is_call,
@@ -26,6 +26,9 @@ from rose_compiler.ir.program import (
     output_node,
     placeholders,
 )
+
+#: Parts of a step's result: observations, rewards, terminated, truncated. The infos are the fifth.
+_ARRAYS = (0, 1, 2, 3)
 
 
 class Operations(Emitter):
@@ -95,7 +98,8 @@ class Operations(Emitter):
         if step is not None:
             env, value = (printer.value(v, refs) for v in step)
             self.check(node, node.args, refs)
-            text = f"{lane}.step({site}, {env}, {value})"
+            packed = ", packed=True" if _infos_unread(node) else ""
+            text = f"{lane}.step({site}, {env}, {value}{packed})"
         else:
             arguments = printer.arguments(node.args, {}, refs)
             function = self.function(op, node, refs)
@@ -238,6 +242,11 @@ def _stepped(op: Op, node: fx.Node) -> tuple[Any, Any] | None:
         return None
     given = dict(zip(params, node.args, strict=True))
     return given[roles["env"]], given[roles["action"]]
+
+
+def _infos_unread(node: fx.Node) -> bool:
+    """Whether of a shard's step only parts other than its infos are used, and the merged whole."""
+    return all(is_call(u, MERGE) or (is_item(u) and u.args[1] in _ARRAYS) for u in node.users)
 
 
 def _source(op: Op) -> str:

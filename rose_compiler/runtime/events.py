@@ -120,7 +120,7 @@ class StreamLane:
             self.spans.append(Span(name, self.name, start, perf_counter(), site=site))
         return task
 
-    def step(self, site: int, shard: Any, action: Any) -> Task:
+    def step(self, site: int, shard: Any, action: Any, packed: bool = False) -> Task:
         return self.submit(site, whole_step(shard), action)
 
     def settle(self, grace: float | None) -> bool:

@@ -79,7 +79,7 @@ class Lane(Protocol):
     def submit(self, site: int, fn: Callable[..., Any], *args: Any) -> Task:
         """Hand over ``fn(*args)``; tasks among the arguments stand for their results."""
 
-    def step(self, site: int, shard: Any, action: Any) -> Task:
+    def step(self, site: int, shard: Any, action: Any, packed: bool = False) -> Task:
         """Hand over ``shard.step(action)``."""
 
     def settle(self, grace: float | None) -> bool:
@@ -120,7 +120,7 @@ class InlineLane:
             self.spans.append(Span(_name(fn), self.name, start, perf_counter(), site=site))
         return task
 
-    def step(self, site: int, shard: Any, action: Any) -> Task:
+    def step(self, site: int, shard: Any, action: Any, packed: bool = False) -> Task:
         return self.submit(site, whole_step(shard), action)
 
     def settle(self, grace: float | None) -> bool:
@@ -206,7 +206,7 @@ class ThreadLane:
         self._queue.put(task)
         return task
 
-    def step(self, site: int, shard: Any, action: Any) -> Task:
+    def step(self, site: int, shard: Any, action: Any, packed: bool = False) -> Task:
         return self.submit(site, whole_step(shard), action)
 
     def settle(self, grace: float | None) -> bool:

@@ -47,7 +47,8 @@ class ShardLane:
         self._collect()
         return self._thread.submit(site, fn, *args)
 
-    def step(self, site: int, shard: Any, action: Any) -> Task:
+    def step(self, site: int, shard: Any, action: Any, packed: bool = False) -> Task:
+        """Begin a step. ``packed``: of its infos, only the simulator's ``merge`` will know."""
         if not getattr(shard, "native_async", False):
             return self._thread.submit(site, whole_step(shard), action)
         self._collect()
@@ -55,7 +56,8 @@ class ShardLane:
             self._timed = shard
             shard.timed(True)
         shard.step_async(action)
-        self._running = task = ShardTask(self, site, shard)
+        packed = packed and hasattr(shard, "step_wait_packed")
+        self._running = task = ShardTask(self, site, shard, packed)
         return task
 
     def _collect(self) -> None:
@@ -91,11 +93,12 @@ class ShardLane:
 class ShardTask(Task):
     """A step under way in its shard."""
 
-    __slots__ = ("shard", "start")
+    __slots__ = ("packed", "shard", "start")
 
-    def __init__(self, lane: ShardLane, site: int, shard: Any) -> None:
+    def __init__(self, lane: ShardLane, site: int, shard: Any, packed: bool) -> None:
         super().__init__(lane, site)
         self.shard = shard
+        self.packed = packed
         self.start = perf_counter()
 
     def wait(self) -> Any:
@@ -110,7 +113,8 @@ class ShardTask(Task):
         lane = self.lane
         assert isinstance(lane, ShardLane)
         try:
-            self.value = self.shard.step_wait()
+            shard = self.shard
+            self.value = shard.step_wait_packed() if self.packed else shard.step_wait()
         except Exception as error:
             # an interrupt is not the step's: the step is still under way then
             self.error = error
@@ -147,7 +151,7 @@ class HostLane:
         self._running.append(task)
         return task
 
-    def step(self, site: int, shard: Any, action: Any) -> Task:
+    def step(self, site: int, shard: Any, action: Any, packed: bool = False) -> Task:
         return self.submit(site, "step", action)
 
     def settle(self, grace: float | None) -> bool:

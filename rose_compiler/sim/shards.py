@@ -15,6 +15,7 @@ from rose_compiler.sim.body import Body, BodyResult, Traits
 from rose_compiler.sim.infos import expand
 from rose_compiler.sim.protocol import StepResult
 from rose_compiler.sim.shared_body import SharedView
+from rose_compiler.sim.tables import Table
 
 register(
     "sim-order",
@@ -70,13 +71,21 @@ class BaseShard:
         Raises what an environment raised, ``HostDied`` or ``HostTimeout``. After Ctrl-C the step
         is still under way, and may be waited for again.
         """
+        *rest, infos = self.step_wait_packed()
+        return (*rest, layout.copy(expand(infos)))
+
+    def step_wait_packed(self) -> BodyResult:
+        """As :meth:`step_wait`, with infos that only ``merge`` of the whole simulator reads.
+
+        Most steps need the infos of the whole batch or none; each shard's own cost time.
+        """
         obs, reward, terminated, truncated, infos = self.collect()
         return (
             layout.copy(obs),
             np.array(reward),
             np.array(terminated),
             np.array(truncated),
-            layout.copy(expand(infos)),
+            infos if isinstance(infos, Table) else layout.copy(expand(infos)),
         )
 
     def collect(self) -> BodyResult:

@@ -605,3 +605,30 @@ def test_the_plan_can_be_read_as_text() -> None:
             submit r shard:env
             run put stage 1
             run put_1 stage 1""")
+
+
+STEPS = """
+@op(kind="step", reads=["envs"], writes=["envs"], results=5, attributes={"step": {"env": "envs", "action": "action"}})
+def step(action, envs): ...
+
+@op(reads=[], writes=[])
+def f(x): ...
+
+def fn(a, *, envs):
+    envs_0: state("envs.shards.0") = shard(envs, 0)
+    s = step(a, envs_0) @ lane("shard:0", order=1)
+    x = s[0]
+    b = f(a) @ lane(order=2)
+    whole = merge(envs, s) @ lane(order=3)
+    last = whole[4]
+    return x, b, last
+"""  # noqa: E501
+
+
+def test_a_shard_keeps_its_infos_packed_unless_somebody_reads_them() -> None:
+    p = parse(STEPS)
+    p.stage = "scheduled"
+    assert "envs_0, a, packed=True)" in emit(p).source
+    p = parse(STEPS.replace("x = s[0]", "x = s[4]"))
+    p.stage = "scheduled"
+    assert "envs_0, a)" in emit(p).source

@@ -68,6 +68,15 @@ class Walk(gymnasium.Env):
         return self.index * factor + shift
 
 
+class Plain(Walk):
+    """A walk with the same numbers and arrays in its infos on every step of an episode."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        *rest, infos = super().step(action)
+        kept = ("distance", "count", "speed", "pose")
+        return (*rest, {key: infos[key] for key in kept})  # type: ignore[return-value]
+
+
 class Maze(gymnasium.Env):
     """Dict and Tuple observations of all kinds, discrete actions."""
 
