@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from tempfile import NamedTemporaryFile
 from time import perf_counter
 from typing import Any
 
@@ -64,6 +65,37 @@ def compile_costs(repeats: int) -> dict[str, float]:
         torch.set_num_threads(threads)
         setup.close()
     return {name: float(np.median(values)) for name, values in found.items()}
+
+
+def profiling_cost(pairs: int, shape: str = SHAPE) -> tuple[measure.Estimate, measure.Estimate]:
+    """How many times as long a profiled iteration takes as one that is not.
+
+    Both run in turn, in program order and in the default schedule.
+    """
+    found = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    setup = make(replace(SHAPES[shape], num_steps=32))
+    try:
+        for decision in (rose_compiler.Decision(), None):
+            with NamedTemporaryFile("w", suffix=".json") as file:
+                if decision is not None:
+                    decision.save(file.name)
+                compiled = rose_compiler.compile(iteration, tune=bool(decision) and file.name)
+            for _ in range(6):
+                setup.run(compiled)
+            plain, profiled = [], []
+            for k in range(pairs):
+                for ask in (0, 1) if k % 2 else (1, 0):
+                    compiled.profile_next(ask)
+                    seconds = _seconds(lambda fn=compiled: setup.run(fn))  # type: ignore[misc]
+                    (profiled if ask else plain).append(seconds)
+            found.append(measure.ratio(profiled, plain))
+            compiled.close()
+    finally:
+        torch.set_num_threads(threads)
+        setup.close()
+    return found[0], found[1]
 
 
 def _seconds(call: Callable[[], Any]) -> float:
@@ -139,6 +171,7 @@ FIGURES = {
     "process": 100e-6,
     "capture and passes": 2.0,
     "guards": 100e-6,
+    "profiling": 0.03,
 }
 
 
@@ -166,6 +199,15 @@ def main(argv: list[str] | None = None) -> None:
         once.add_row("both", f"{total:.2f} s", f"{FIGURES['capture and passes']:.0f} s")
         guards = f"{_microseconds(FIGURES['guards'])} µs"
         once.add_row("guard check of a call", f"{_microseconds(costs['guards'])} µs", guards)
+        most = f"{100 * FIGURES['profiling']:.0f}%"
+        for what, cost in zip(
+            ("program order", "the default schedule"),
+            profiling_cost(3 if args.quick else 40),
+            strict=True,
+        ):
+            shown = f"{100 * (cost.median - 1):+.1f}% [{100 * (cost.low - 1):+.1f}, "
+            shown += f"{100 * (cost.high - 1):+.1f}]"
+            once.add_row(f"profiling an iteration, {what}", shown, most)
     else:
         once.add_row("capture and passes", "-", f"{FIGURES['capture and passes']:.0f} s")
         once.add_row("guard check of a call", "-", f"{_microseconds(FIGURES['guards'])} µs")

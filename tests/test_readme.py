@@ -45,11 +45,9 @@ def test_what_is_not_there_yet_says_so() -> None:
     compiled = rose_compiler.compile(lambda_free)
     tries = {
         "quota_plan": lambda: compiled.quota_plan,
-        "report": lambda: compiled.report("x"),
         "check": lambda: rose_compiler.compile(lambda_free, check=True),
         "staleness": lambda: rose_compiler.compile(lambda_free, staleness={"policy": 1}),
         "backend": lambda: rose_compiler.compile(lambda_free, backend="virtual:h100"),
-        "explain": lambda: compiled.explain("cost"),
     }
     for name, attempt in tries.items():
         assert name in section, f"{name} is not in the README's list"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rose_compiler.api.options import Options
+from rose_compiler.api.reporting import write_report
 from rose_compiler.api.specialize import Schedule, Specialization
 from rose_compiler.api.tracing import Tracer
 from rose_compiler.base import knobs
@@ -168,10 +169,17 @@ class Compiled:
 
         ``width`` is that of the terminal by default, 100 columns where there is none.
 
-        ``topic="cost"`` comes with the cost model and raises ``NotImplementedError`` until then.
+        ``topic="cost"`` tells what an iteration of the schedule that was profiled last should take,
+        as a formula and a number, what it took, and the lower bound.
+
+        Raises:
+            ConfigError: for another topic; for the cost, when no iteration was profiled yet.
         """
+        width = shutil.get_terminal_size((100, 24)).columns if width is None else width
         if topic == "cost":
-            raise NotImplementedError("explain('cost'): the symbolic cost model is not there yet")
+            profiling = self._require().unit.profiling
+            cost = profiling.cost()
+            return f"{self.__name__}: schedule [{profiling.latest}]\n{cost.render(width)}"
         if topic is not None:
             raise fail(
                 "config-argument",
@@ -179,7 +187,6 @@ class Compiled:
                 expected="nothing, or 'cost'",
                 found=repr(topic),
             )
-        width = shutil.get_terminal_size((100, 24)).columns if width is None else width
         tuning = self._require().unit.tuning()
         log = RemarkLog()
         log.extend(self._log)
@@ -222,13 +229,15 @@ class Compiled:
         """
         raise NotImplementedError("quota_plan: compute control is not there yet")
 
-    def report(self, path: str) -> None:
-        """A report page of the tuning. Comes with the profiler.
+    def report(self, path: str | Path) -> None:
+        """Write a page (HTML) on the schedule in force: what was tried, its windows of low
+        activity, what it costs, and every rewrite done or not done.
 
         Raises:
-            NotImplementedError: until then.
+            ConfigError: when nothing was called or profiled yet, or no such file can be written.
         """
-        raise NotImplementedError("report(): the profiler is not there yet")
+        unit = self._require().unit
+        write_report(path, self.__name__, unit.profiling, self.explain(width=140))
 
     def trace(self, path: str | Path) -> None:
         """Have the next iteration leave its timeline in a file, in Chrome's trace format, which

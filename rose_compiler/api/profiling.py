@@ -6,15 +6,16 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
+from rose_compiler.api.costing import CostModel
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import ConfigError, fail, register
 from rose_compiler.base.machine import Machine, detect_cpu
 from rose_compiler.base.marks import Mark
-from rose_compiler.base.profile import Profile, Timeline
+from rose_compiler.base.profile import Profile, Span, Timeline
 from rose_compiler.codegen.emit import emit
 from rose_compiler.codegen.load import load
 from rose_compiler.ir.program import Program
-from rose_compiler.runtime.profiler import Recorder, record, summarize, timeline
+from rose_compiler.runtime.profiler import Raw, Recorder, record, summarize, timeline
 from rose_compiler.runtime.support import Runtime
 from rose_compiler.tune.fits import Fits
 from rose_compiler.tune.windows import Windows, find_windows
@@ -43,16 +44,25 @@ class Instrumented:
         self.marks: tuple[Mark, ...] = emitted.marks
         self.plan = emitted.plan
         self._run = load(emitted)
-        self.timelines: list[Timeline] = []
         self.iteration_s: list[float] = []
+        self._raw: list[tuple[Raw, list[Span]]] = []  # not looked at before somebody asks
+        self._timelines: list[Timeline] = []
 
     def run(self, runtime: Runtime, *args: Any) -> Any:
         """Run one iteration, as the schedule itself does, and note what it took."""
         started = perf_counter()
         result, spans = record(self.recorder, runtime, lambda: self._run(runtime, *args))
         self.iteration_s.append(perf_counter() - started)
-        self.timelines.append(timeline(self.marks, self.recorder, spans, self.machine))
+        self._raw.append((self.recorder.raw(), spans))
         return result
+
+    @property
+    def timelines(self) -> list[Timeline]:
+        """The profiled iterations as they ran."""
+        for raw, spans in self._raw:
+            self._timelines.append(timeline(self.marks, raw, spans, self.machine))
+        self._raw.clear()
+        return self._timelines
 
     @property
     def profile(self) -> Profile:
@@ -105,9 +115,15 @@ class Profiling:
             ConfigError: when none was.
         """
         found = None if self.latest is None else self.of[self.latest]
-        if found is None or not found.timelines:
+        if found is None or not found.iteration_s:
             raise fail("not-profiled", "no iteration was profiled yet")
         return found
+
+    def cost(self) -> CostModel:
+        """The cost model of the schedule that was profiled last."""
+        last = self.last
+        assert last.plan is not None
+        return CostModel.of(last.plan, last.program, last.profile, last.machine)
 
     def windows(self) -> Windows:
         """The windows of the iteration that was profiled last."""

@@ -28,12 +28,15 @@ class _Plain:
 class OpTime(_Plain):
     """What one operation takes each time it runs, over ``count`` runs.
 
-    ``median_s`` and ``p90_s`` are of wall time from start to end on its lane. ``cpu_s``, the time
-    its lane's thread kept a core busy, ``launch_s``, from issue to start, and ``wait_s``, blocked
-    on other lanes, are medians. ``activity`` is the share of the device busy while it runs.
-    ``submit_s`` and ``receive_s`` are what the coordinator itself spends on an operation of another
-    lane: handing it over, and taking its result in once it is there. ``label`` is for people,
-    ``path`` names the loops around it, ``lane`` is empty for the coordinator.
+    ``median_s`` and ``p90_s`` are of wall time from start to end on its lane; ``cpu_s``, the
+    time its lane's thread kept a core busy, and ``wait_s``, for which the coordinator was
+    blocked on it, are medians. Means, which add up over an iteration as medians don't, are
+    ``mean_s`` of the wall time, ``work_s`` of the core seconds that all threads and processes
+    spent on it, ``launch_s`` from issue, its lane being free, to start, and what the
+    coordinator itself spends on an operation of another lane: ``submit_s`` for handing it over,
+    ``receive_s`` for taking its result in once it is there. ``activity`` is the share of the
+    device busy while it runs. ``label`` is for people, ``path`` names the loops around it,
+    ``lane`` is empty for the coordinator.
     """
 
     op: str
@@ -49,6 +52,8 @@ class OpTime(_Plain):
     lane: str = ""
     submit_s: float = 0.0
     receive_s: float = 0.0
+    mean_s: float = 0.0
+    work_s: float = 0.0
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -61,8 +66,9 @@ class Span(_Plain):
     """One run of one operation on one lane.
 
     ``trip`` holds the trip counts of the loops around it and ``path`` their names, outermost
-    first. ``cpu_s`` is how long its lane's thread or process kept a core busy, ``issue_s`` when it
-    was handed to its lane; both ``None`` where that was not seen. ``label`` is for people.
+    first. ``cpu_s`` is how long its lane's thread or process kept a core busy, ``work_s`` the core
+    seconds of all threads and processes on its behalf, ``issue_s`` when it was handed to its lane;
+    all ``None`` where that was not seen. ``label`` is for people.
     ``site`` is the operation's number in the fault map of the code that ran, -1 where there is
     none. What another process runs spans the time from handing over to taking in; ``ran_s`` is
     when that process itself began and ended, where it says so.
@@ -80,6 +86,7 @@ class Span(_Plain):
     issue_s: float | None = None
     label: str = ""
     ran_s: tuple[float, float] | None = None
+    work_s: float | None = None
 
     @property
     def duration_s(self) -> float:
@@ -93,6 +100,16 @@ class Span(_Plain):
         if data.get("ran_s") is not None:
             lists["ran_s"] = tuple(data["ran_s"])
         return cls(**{**data, **lists})
+
+
+@dataclass(frozen=True)
+class LoopTime(_Plain):
+    """What one loop takes: how often it runs an iteration, its trips and seconds a run, means."""
+
+    loop: str
+    runs: float
+    trips: float
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -209,6 +226,7 @@ class Profile(_Plain):
     """A few iterations, measured on one machine.
 
     ``iteration_s`` has the wall time of each iteration; ``timeline`` is one of them in full.
+    ``loops`` has the loops by key.
     """
 
     machine: str
@@ -216,6 +234,7 @@ class Profile(_Plain):
     ops: tuple[OpTime, ...] = ()
     timeline: Timeline | None = None
     windows: tuple[Window, ...] = ()
+    loops: tuple[LoopTime, ...] = ()
 
     def op(self, name: str) -> OpTime:
         """The times of one operation; raises ``KeyError`` if it was not measured."""
@@ -232,6 +251,7 @@ class Profile(_Plain):
             "ops": [o.to_dict() for o in self.ops],
             "timeline": None if self.timeline is None else self.timeline.to_dict(),
             "windows": [w.to_dict() for w in self.windows],
+            "loops": [one.to_dict() for one in self.loops],
         }
 
     @classmethod
@@ -244,4 +264,5 @@ class Profile(_Plain):
             tuple(OpTime.from_dict(o) for o in data["ops"]),
             None if timeline is None else Timeline.from_dict(timeline),
             tuple(Window.from_dict(w) for w in data["windows"]),
+            tuple(LoopTime.from_dict(one) for one in data.get("loops", ())),
         )

@@ -11,12 +11,13 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
 from rose_compiler.base.machine import Machine
 from rose_compiler.base.marks import Mark, key_of
-from rose_compiler.base.profile import Activity, OpTime, Profile, Span, Timeline
+from rose_compiler.base.profile import Activity, LoopTime, OpTime, Profile, Span, Timeline
 from rose_compiler.runtime.activity import busy_cores, share_of
 from rose_compiler.runtime.clocks import Clocks
 
@@ -24,11 +25,24 @@ from rose_compiler.runtime.clocks import Clocks
 Sample = tuple[float, float, float, float]
 
 
+@dataclass(frozen=True)
+class Raw:
+    """What one iteration left: marks ticked, their times (one more at either end), CPU samples."""
+
+    marks: tuple[int, ...]
+    times: tuple[float, ...]
+    samples: tuple[Sample, ...]
+
+
 class Recorder:
     """Takes the ticks of an instrumented function: a time each, now and then CPU times too."""
 
     def __init__(self) -> None:
         self.tick: Callable[[int], None] = self._make()
+
+    def raw(self) -> Raw:
+        """What was recorded since ``begin``."""
+        return Raw(tuple(self.marks), tuple(self.times), tuple(self.samples))
 
     def _make(self) -> Callable[[int], None]:
         self.marks: list[int] = []
@@ -126,7 +140,7 @@ def _walk(marks: Sequence[Mark], ticks: Sequence[int], times: Sequence[float]) -
 
 def timeline(
     marks: Sequence[Mark],
-    recorder: Recorder,
+    recorded: Raw,
     lanes: Iterable[Span],
     machine: Machine,
     device: Sequence[Activity] = (),
@@ -137,8 +151,8 @@ def timeline(
     operation handed to that lane. ``device`` is the activity of accelerators, times as
     ``perf_counter`` has them; without, the cores' activity is found from CPU times.
     """
-    walk = _walk(marks, recorder.marks, recorder.times)
-    begin = recorder.times[0]
+    walk = _walk(marks, recorded.marks, recorded.times)
+    begin = recorded.times[0]
     by_lane: dict[str, list[Span]] = defaultdict(list)
     for span in lanes:
         by_lane[span.lane].append(span)
@@ -148,9 +162,14 @@ def timeline(
             start, end = seen.ran_s or (seen.start_s, seen.end_s)
             # a lane may begin before the coordinator is back from handing over
             issue = min(issued.start_s, start)
-            ran.append(replace(issued, start_s=start, end_s=end, cpu_s=seen.cpu_s, issue_s=issue))
-    activity = list(device) or busy_cores(recorder.samples, machine)
-    spans = _with_cpu(walk.spans, recorder.samples)
+            ran.append(
+                replace(
+                    issued, start_s=start, end_s=end, issue_s=issue,
+                    cpu_s=seen.cpu_s, work_s=seen.cpu_s,
+                )
+            )  # fmt: skip
+    activity = list(device) or busy_cores(recorded.samples, machine)
+    spans = _with_cpu(walk.spans, recorded.samples, ran)
     everything = [*spans, *ran]
     shares = share_of([(s.start_s, s.end_s) for s in everything], activity)
     spans = [replace(s, activity=share) for s, share in zip(everything, shares, strict=True)]
@@ -173,32 +192,53 @@ def timeline(
     )
 
 
-def _with_cpu(spans: Sequence[Span], samples: Sequence[Sample]) -> list[Span]:
-    """The coordinator's spans with the CPU time of its thread.
+def _with_cpu(
+    spans: Sequence[Span], samples: Sequence[Sample], lanes: Sequence[Span]
+) -> list[Span]:
+    """The coordinator's spans with the CPU time of its thread, and of all that worked for them.
 
-    Between two samples the thread's CPU time goes to the operations that ran, by how long.
+    Between two samples CPU time goes to the operations that ran, by how long. What lanes account
+    for themselves is not the coordinator's.
     """
     if len(samples) < 2:
         return list(spans)
     found: list[Span] = []
     at = 0
     group: list[Span] = []
+    timed = sorted((s for s in lanes if s.cpu_s is not None), key=lambda s: s.start_s)
 
-    def flush(cpu: float) -> None:
+    def flush(first: Sample, last: Sample) -> None:
         total = sum(s.duration_s for s in group)
-        rate = min(1.0, cpu / total) if total > 0 else 0.0
-        found.extend(replace(s, cpu_s=s.duration_s * rate) for s in group)
+        own = last[1] - first[1]
+        both = last[2] - first[2] + last[3] - first[3]
+        others = sum(
+            (s.cpu_s or 0.0) * _part(s, first[0], last[0]) / max(s.duration_s, 1e-9)
+            for s in timed
+            if s.start_s < last[0] and s.end_s > first[0]
+        )
+        rate = min(1.0, own / total) if total > 0 else 0.0
+        # while it waited, others' work was not on behalf of what it ran
+        share = min(1.0, total / max(last[0] - first[0], 1e-9))
+        more = max(0.0, both - own - others) * share / total if total > 0 else 0.0
+        found.extend(
+            replace(s, cpu_s=s.duration_s * rate, work_s=s.duration_s * (rate + more))
+            for s in group
+        )
         group.clear()
 
-    first = samples[0][1]
+    first = samples[0]
     for span in spans:
         while at + 1 < len(samples) - 1 and samples[at + 1][0] < span.end_s:
             at += 1
-            flush(samples[at][1] - first)
-            first = samples[at][1]
+            flush(first, samples[at])
+            first = samples[at]
         group.append(span)
-    flush(samples[-1][1] - first)
+    flush(first, samples[-1])
     return found
+
+
+def _part(span: Span, start: float, end: float) -> float:
+    return max(0.0, min(end, span.end_s) - max(start, span.start_s))
 
 
 def summarize(
@@ -214,7 +254,30 @@ def summarize(
                 into[span.op].append(span)
     ops = tuple(_times(op, spans, waits[op], handoffs[op]) for op, spans in runs.items())
     last = timelines[-1] if timelines else None
-    return Profile(machine.name, tuple(iteration_s), ops, last)
+    loops = _loops(timelines)
+    return Profile(machine.name, tuple(iteration_s), ops, last, loops=loops)
+
+
+def _loops(timelines: Sequence[Timeline]) -> tuple[LoopTime, ...]:
+    trips: dict[str, int] = defaultdict(int)
+    runs: dict[str, int] = defaultdict(int)
+    seconds: dict[str, float] = defaultdict(float)
+    for one in timelines:
+        # behind the last trip a loop that is spread over several finishes what they began
+        late = {trip.op: set[int]() for trip in one.loops}
+        for span in one.spans:
+            key = "/".join(span.path)
+            if key in late and span.trip:
+                late[key].add(span.trip[-1])
+        for trip in one.loops:
+            runs[trip.op] += trip.trip[-1] == 0
+            trips[trip.op] += not late[trip.op] or trip.trip[-1] in late[trip.op]
+            seconds[trip.op] += trip.duration_s
+    return tuple(
+        LoopTime(op, runs[op] / len(timelines), trips[op] / runs[op], seconds[op] / runs[op])
+        for op in trips
+        if runs[op]
+    )
 
 
 def _times(
@@ -227,7 +290,11 @@ def _times(
         for s, w in zip(spans, waits, strict=False)
         if s.end_s <= w.end_s
     ]
-    launches = [s.start_s - s.issue_s for s in spans if s.issue_s is not None]
+    launches = [
+        max(0.0, s.start_s - max(s.issue_s, free))
+        for s, free in zip(spans, _free(spans), strict=True)
+        if s.issue_s is not None
+    ]
     busy = [s.cpu_s for s in spans if s.cpu_s is not None]
     return OpTime(
         op,
@@ -235,20 +302,33 @@ def _times(
         statistics.median(times),
         times[min(len(times) - 1, int(0.9 * len(times)))],
         _median(busy),
-        _median(launches),
+        _mean(launches),
         _median(w.duration_s for w in waits),
         statistics.fmean(s.activity for s in spans),
         spans[0].label,
         spans[0].path,
         spans[0].lane,
-        _median(h.duration_s for h in handoffs),
-        _median(received),
+        _mean(h.duration_s for h in handoffs),
+        _mean(received),
+        statistics.fmean(times),
+        statistics.fmean(s.work_s if s.work_s is not None else s.duration_s for s in spans),
     )
+
+
+def _free(spans: Sequence[Span]) -> list[float]:
+    """Since when the lane was free of an earlier run of the same operation."""
+    ends = [s.end_s if s.end_s <= n.start_s else float("-inf") for s, n in pairwise(spans)]
+    return [float("-inf"), *ends]
 
 
 def _median(values: Iterable[float]) -> float:
     found = list(values)
     return statistics.median(found) if found else 0.0
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return statistics.fmean(found) if found else 0.0
 
 
 def record(recorder: Recorder, runtime: Any, call: Callable[[], Any]) -> tuple[Any, list[Span]]:

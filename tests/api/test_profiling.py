@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 import rose_compiler
+from rose_compiler.api.costing import nest_of
+from rose_compiler.api.profiling import Instrumented
 from rose_compiler.base.errors import ConfigError
+from rose_compiler.base.machine import Machine
+from rose_compiler.ir.parse import parse
+from rose_compiler.runtime.support import Runtime
 from tests.api.loops import Training, differing, iteration
 
 
@@ -86,4 +92,83 @@ def test_an_exception_of_a_profiled_iteration_is_the_user_s(training: Training) 
     training.optimizer.register_step_pre_hook(broken)
     with pytest.raises(KeyError, match="mine"):
         training.run(fast, 1)
+    fast.close()
+
+
+def test_the_cost_of_a_schedule_is_a_formula(training: Training) -> None:
+    fast = rose_compiler.compile(iteration, tune=False, numerics="bitwise")
+    with pytest.raises(ConfigError, match="was not called"):
+        fast.explain("cost")
+    training.run(fast, 2)
+    with pytest.raises(ConfigError, match="no iteration was profiled"):
+        fast.explain("cost")
+    training.run(fast, 4)
+    text = fast.explain("cost", width=120)
+    assert "iteration = " in text
+    assert "T_for_t (4) x max(" in text
+    assert "through shard:0" in text
+    assert "lower bound" in text
+    assert "RecMII" in text
+    with pytest.raises(ConfigError, match="explain"):
+        fast.explain("costs")
+    model = fast._last.unit.profiling.cost()
+    assert model.formula.seconds() == pytest.approx(model.prediction.seconds)
+    assert 0 < model.bound.seconds <= model.prediction.seconds * 1.001
+    # every operation is in the model, once
+    total = sum(o.count * o.mean_s for o in fast.profile.ops if not o.lane) / 3
+    own = sum(
+        model.costs[s.key].run_s * s.times * n.trips
+        for n in model.nest.walk()
+        for s in n.steps
+        if s.what == "run"
+    )
+    assert own == pytest.approx(total)
+    fast.close()
+
+
+BRANCHES = """
+@op(reads=[], writes=[])
+def fourth(t): ...
+
+@op(reads=[], writes=[])
+def add(x, y): ...
+
+def f(x):
+    for t, acc in loop(0, 8, 1, acc=x):
+        p = fourth(t)
+        if p:
+            u = add(acc, x)
+            v = u
+        else:
+            v = acc
+        yield v
+    return loop.acc
+"""
+
+
+def test_a_branch_s_arms_count_for_the_trips_that_take_them() -> None:
+    bind = {"fourth": lambda t: t % 4 == 0, "add": lambda x, y: x + y}
+    profiled = Instrumented(parse(BRANCHES, bind=bind), Machine("two cores", 2))
+    runtime = Runtime()
+    assert [profiled.run(runtime, 1) for _ in range(2)] == [3, 3]
+    runtime.close()
+    assert profiled.plan is not None
+    nest = nest_of(profiled.plan, profiled.profile)
+    times = {s.key: s.times for n in nest.walk() for s in n.steps if s.what == "run"}
+    assert times == {"loop/p": 1.0, "loop/u": 0.25}
+    assert [n.trips for n in nest.walk()] == [1.0, 8.0]
+
+
+def test_the_report_is_one_page(training: Training, tmp_path: Path) -> None:
+    fast = rose_compiler.compile(iteration, tune=False, numerics="bitwise")
+    training.run(fast, 5)
+    fast.report(tmp_path / "deep" / "page.html")
+    page = (tmp_path / "deep" / "page.html").read_text(encoding="utf-8")
+    assert page.startswith("<!DOCTYPE html>")
+    assert "http" not in page.replace("http://www.w3.org", "")
+    for part in ("env_step", "windows of low activity", "iteration = ", "Applied"):
+        assert part in page
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="can't be written"):
+        fast.report(tmp_path / "file" / "page.html")
     fast.close()

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,7 @@ from rose_compiler.base.marks import Mark
 from rose_compiler.base.profile import Activity, Profile, Span, Timeline
 from rose_compiler.runtime.activity import busy_cores, share_of
 from rose_compiler.runtime.clocks import Clocks, children, clock_of, parse_stat
-from rose_compiler.runtime.profiler import Recorder, record, summarize, timeline
+from rose_compiler.runtime.profiler import Raw, Recorder, record, summarize, timeline
 from rose_compiler.runtime.support import Runtime
 
 TWO = Machine("two cores", 2)
@@ -29,13 +30,13 @@ MARKS = (
 )
 
 
-def recorded(*ticks: tuple[int, float], begin: float = 10.0) -> Recorder:
-    """A recorder as it is behind these ticks; nothing ran on the cores but this thread."""
-    made = Recorder()
-    made.marks += [k for k, _ in ticks]
-    made.times += [begin, *(t for _, t in ticks), ticks[-1][1]]
-    made.samples += [(begin, 0.0, 0.0, 0.0), (ticks[-1][1], 3.0, 3.0, 1.5)]
-    return made
+def recorded(*ticks: tuple[int, float], begin: float = 10.0) -> Raw:
+    """What a recorder holds behind these ticks; nothing ran on the cores but this thread."""
+    return Raw(
+        tuple(k for k, _ in ticks),
+        (begin, *(t for _, t in ticks), ticks[-1][1]),
+        ((begin, 0.0, 0.0, 0.0), (ticks[-1][1], 3.0, 3.0, 1.5)),
+    )
 
 
 # two trips: step of trip 0 is awaited in emitted trip 1, that of trip 1 behind the loop
@@ -106,9 +107,8 @@ def test_an_inner_loop_counts_its_trips_anew_on_each_trip_of_the_outer() -> None
 
 
 def test_cpu_time_goes_to_what_ran_between_samples() -> None:
-    made = recorded((1, 11.0), (1, 12.0), (6, 14.0))
-    made.samples[1:1] = [(12.0, 1.5, 1.5, 0.0)]
-    made.samples[-1] = (14.0, 2.0, 2.5, 1.0)
+    samples = ((10.0, 0.0, 0.0, 0.0), (12.0, 1.5, 1.5, 0.0), (14.0, 2.0, 2.5, 1.0))
+    made = replace(recorded((1, 11.0), (1, 12.0), (6, 14.0)), samples=samples)
     found = timeline(MARKS, made, (), TWO)
     assert [s.cpu_s for s in found.spans] == pytest.approx([0.75, 0.75, 0.5])
     assert [(a.start_s, a.end_s, a.share) for a in found.activity] == [

@@ -1,0 +1,194 @@
+"""The cost model of a schedule: from its plan and its profile to a formula and its bounds."""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+
+import sympy
+import torch.fx as fx
+from rich.console import Console
+from rich.table import Table
+
+from rose_compiler.base.machine import Machine
+from rose_compiler.base.marks import key_of
+from rose_compiler.base.profile import Profile
+from rose_compiler.codegen.schedule import Action, Schedule
+from rose_compiler.ir.ops import BRANCH, LOOP
+from rose_compiler.ir.program import BranchView, LoopView, Program, is_call
+from rose_compiler.tune.bounds import Bound, Interval, bound
+from rose_compiler.tune.formula import Formula, LoopFormula, formula
+from rose_compiler.tune.nest import Costs, Nest, Step, What
+from rose_compiler.tune.predict import Prediction, predict
+
+_WHAT: dict[str, What] = {"run": "run", "submit": "submit", "await": "wait"}
+
+
+def nest_of(plan: Schedule, profile: Profile) -> Nest:
+    """What a plan launches, with the numbers of trips that its profile has seen."""
+    return _Converter(plan, profile).body(plan.program.graph, "", ())
+
+
+class _Converter:
+    def __init__(self, plan: Schedule, profile: Profile) -> None:
+        self.plan = plan
+        self.trips = {one.loop: one.trips for one in profile.loops}
+        self.runs = {one.loop: one.runs * one.trips for one in profile.loops}
+        iterations = max(1, len(profile.iteration_s))
+        self.counts = {o.op: o.count / iterations for o in profile.ops}
+
+    def body(self, graph: fx.Graph, key: str, path: tuple[str, ...]) -> Nest:
+        steps = tuple(s for a in self.plan.bodies[graph].actions for s in self._steps(a, path))
+        if not key:
+            return Nest("", steps)
+        known = self.plan.deps.scope.iteration[graph].trips
+        return Nest(key, steps, self.trips.get(key, float(known or 0)))
+
+    def _steps(self, action: Action, path: tuple[str, ...]) -> Sequence[Step]:
+        node = action.node
+        if action.what == "copy" or not is_call(node):
+            return ()
+        key = key_of(path, node.name)
+        if is_call(node, LOOP):
+            inner = self.body(LoopView(node).graph, key, (*path, node.name))
+            return (Step("loop", key, "", action.stage, 1.0, inner),)
+        if is_call(node, BRANCH):
+            view = BranchView(node)
+            return [
+                step
+                for arm in (view.then, view.orelse)
+                for inner in self.plan.bodies[arm.graph].actions
+                for step in self._steps(inner, path)
+            ]
+        around = self.runs.get("/".join(path), 1.0) if path else 1.0
+        times = self.counts.get(key, 0.0) / around if around else 0.0
+        return (Step(_WHAT[action.what], key, action.lane, action.stage, times),)
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """What a schedule should take, what it took, and what nothing can beat. Seconds."""
+
+    nest: Nest
+    costs: Costs
+    machine: Machine
+    prediction: Prediction
+    formula: Formula
+    bound: Bound
+    measured_s: float
+    labels: Mapping[str, str]
+
+    @classmethod
+    def of(cls, plan: Schedule, program: Program, profile: Profile, machine: Machine) -> CostModel:
+        """The model of a profiled schedule.
+
+        Its operations were timed beside each other, so their times hold what sharing the cores
+        costs already and the prediction does not count it again.
+        """
+        nest, costs = nest_of(plan, profile), Costs.of(profile)
+        predicted = predict(nest, costs, machine, contention=False)
+        return cls(
+            nest,
+            costs,
+            machine,
+            predicted,
+            formula(nest, costs, machine, predicted),
+            bound(program, nest, costs, machine),
+            statistics.median(profile.iteration_s),
+            {o.op: o.label for o in profile.ops},
+        )
+
+    def render(self, width: int = 100) -> str:
+        """The model as text: a line a loop, largest terms first, times in ms."""
+        made, ms = self.formula, 1e3
+        predicted, least = self.prediction.seconds, self.bound
+        lines = [
+            f"predicted {ms * predicted:.2f} ms, measured {ms * self.measured_s:.2f} ms, ratio"
+            f" {predicted / max(self.measured_s, 1e-12):.2f}",
+            f"lower bound {ms * least.seconds:.2f} ms, the larger of {ms * least.critical_s:.2f} ms"
+            f" on the critical path and {ms * least.work_s:.2f} ms, all work on"
+            f" {self.machine.capacity} cores (loops taken as wholes)",
+            "",
+            f"iteration = {self._terms(made.expr)}",
+        ]
+        runs = {loop.trips: loop for loop in made.loops.values()}
+        for run, expr in sorted(made.of_loop.items(), key=lambda item: -made.values[item[0]]):
+            loop = next(runs[s] for s in expr.free_symbols if s in runs)
+            lines += self._loop_lines(loop, run.name, made.values[run])
+        text = "\n".join(part for line in lines for part in _wrapped(line, width))
+        table = self._intervals()
+        if table.row_count:
+            console = Console(width=width, file=StringIO(), color_system=None)
+            with console.capture() as captured:
+                console.print(table)
+            text += "\n\n" + captured.get()
+        return text.rstrip()
+
+    def _loop_lines(self, loop: LoopFormula, run: str, seconds: float) -> list[str]:
+        made = self.formula
+        head = f"{run} ({1e3 * seconds:.2f} ms) = {loop.trips.name} ({made.values[loop.trips]:g})"
+        if loop.fill is None:
+            (only,) = loop.candidates
+            return [f"{head} x ({self._terms(only.expr)})"]
+        shown = loop.candidates[:4]
+        names = ", ".join(dict.fromkeys(c.name for c in shown))
+        rest = f" + {loop.fill.name} ({1e3 * made.values[loop.fill]:.2f} ms)"
+        lines = [f"{head} x max({names}){rest}"]
+        lines += [f"    {c.name} ({1e3 * c.seconds:.3f} ms) = {self._terms(c.expr)}" for c in shown]
+        return lines
+
+    def _terms(self, expr: sympy.Expr, most: int = 6) -> str:
+        """A sum with its largest terms by name and value, the rest as one number."""
+        terms = expr.args if expr.is_Add else (expr,)
+        valued = [(float(t.subs(self.formula.values)), t) for t in terms]
+        valued.sort(key=lambda item: -item[0])
+        shown = [f"{self._shown(t)} ({1e3 * value:.3f})" for value, t in valued[:most] if value]
+        rest = sum(value for value, _ in valued[most:])
+        if len(valued) > most:
+            shown.append(f"{len(valued) - most} more ({1e3 * rest:.3f})")
+        return " + ".join(shown) or "0"
+
+    def _shown(self, term: sympy.Expr) -> str:
+        """A term by the user's line where its name says nothing."""
+        label = self.labels.get(self.formula.keys.get(str(term), ""), "")
+        return f"[{label}]" if ":" in label else str(term)
+
+    def _intervals(self) -> Table:
+        table = Table(title="least ms between trips of pipelined loops", title_justify="left")
+        table.add_column("loop")
+        for name in ("ResMII", "RecMII", "MII"):
+            table.add_column(name, justify="right")
+        table.add_column("set by")
+        nests = {n.key: n for n in self.nest.walk()}
+        for one in self.bound.intervals:
+            nest = nests.get(one.loop)
+            if nest is None or not (nest.lanes or nest.depth):
+                continue
+            table.add_row(
+                one.loop,
+                *(f"{1e3 * s:.3f}" for s in (one.res_mii, one.rec_mii, one.mii)),
+                _set_by(one),
+            )
+        return table
+
+
+def _set_by(interval: Interval) -> str:
+    if interval.tightest != "recurrence" or interval.recurrence is None:
+        return interval.tightest
+    keys = [k.rpartition("/")[2] for k in interval.recurrence.keys]
+    trips = interval.recurrence.distance
+    return " -> ".join(keys) + (f", {trips} trips" if trips != 1 else "")
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    indent = len(line) - len(line.lstrip())
+    return textwrap.wrap(
+        line,
+        max(width, 40),
+        subsequent_indent=" " * (indent + 4),
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [""]

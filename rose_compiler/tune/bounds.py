@@ -1,0 +1,286 @@
+"""What no schedule can beat: dependences, and all the work over all the cores.
+
+MII, the least seconds between two trips of a loop (Rau, "Iterative modulo scheduling", 1994), is
+the larger of what resources allow (ResMII) and what recurrences allow (RecMII): the largest ratio
+of latency to distance over the cycles of the dependence graph.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import networkx as nx
+import torch.fx as fx
+
+from rose_compiler.base.machine import Machine
+from rose_compiler.base.marks import key_of
+from rose_compiler.ir.deps import Dependences
+from rose_compiler.ir.ops import BRANCH, LOOP
+from rose_compiler.ir.program import BranchView, LoopView, Program, is_call
+from rose_compiler.tune.nest import Cost, Nest
+
+#: Differences below this many seconds are rounding.
+_EPSILON = 1e-12
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """A recurrence: what lies on it, in order, its latency in seconds, its distance in trips."""
+
+    keys: tuple[str, ...]
+    latency_s: float
+    distance: int
+
+    @property
+    def ratio(self) -> float:
+        """Seconds a trip."""
+        return self.latency_s / self.distance
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The least seconds between two trips of one loop.
+
+    ``resources`` has what each lane (``coordinator`` among them) and the cores together need a
+    trip; ``recurrence`` is the cycle that sets RecMII, ``None`` without one.
+    """
+
+    loop: str
+    resources: Mapping[str, float]
+    recurrence: Cycle | None
+
+    @property
+    def res_mii(self) -> float:
+        """ResMII in seconds."""
+        return max(self.resources.values(), default=0.0)
+
+    @property
+    def rec_mii(self) -> float:
+        """RecMII in seconds."""
+        return 0.0 if self.recurrence is None else self.recurrence.ratio
+
+    @property
+    def mii(self) -> float:
+        """The larger one."""
+        return max(self.res_mii, self.rec_mii)
+
+    @property
+    def tightest(self) -> str:
+        """What sets it: a lane, ``cores`` or ``recurrence``."""
+        if self.rec_mii > self.res_mii:
+            return "recurrence"
+        return max(self.resources, key=lambda name: self.resources[name], default="")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The lower bound of an iteration: the critical path, and the work over the capacity.
+
+    Loops are taken as wholes: a schedule that runs a loop beside what follows it may go below.
+    """
+
+    critical_s: float
+    work_s: float
+    path: tuple[str, ...] = ()
+    intervals: tuple[Interval, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """max(critical path, work / capacity)."""
+        return max(self.critical_s, self.work_s)
+
+
+def bound(program: Program, nest: Nest, costs: Mapping[str, Cost], machine: Machine) -> Bound:
+    """The lower bound of a program at the granularity it has, and MII of each of its loops."""
+    return _Bounder(program, nest, costs, machine).run()
+
+
+class _Bounder:
+    def __init__(
+        self, program: Program, nest: Nest, costs: Mapping[str, Cost], machine: Machine
+    ) -> None:
+        self.program, self.costs, self.machine = program, costs, machine
+        self.deps = Dependences(program)
+        self.nests = {n.key: n for n in nest.walk()}
+        self.times = {s.key: s.times for n in nest.walk() for s in n.steps}
+        self.intervals: list[Interval] = []
+
+    def run(self) -> Bound:
+        critical, path, work = self._body(self.program.graph, ())
+        return Bound(critical, work / self.machine.capacity, path, tuple(self.intervals))
+
+    def _body(
+        self, graph: fx.Graph, around: tuple[str, ...]
+    ) -> tuple[float, tuple[str, ...], float]:
+        """Longest path and what lies on it of one trip of a body, and its work in core seconds."""
+        latency: dict[fx.Node, float] = {}
+        keys: dict[fx.Node, str] = {}
+        work = 0.0
+        for node in graph.nodes:
+            if not is_call(node):
+                continue
+            keys[node] = key = key_of(around, node.name)
+            if is_call(node, LOOP):
+                latency[node], more = self._loop(node, key, around)
+            elif is_call(node, BRANCH):
+                view = BranchView(node)
+                arms = [self._body(a.graph, around) for a in (view.then, view.orelse)]
+                latency[node] = max(a[0] for a in arms)
+                more = sum(a[2] for a in arms)
+            else:
+                # what runs seldom, in an arm, counts for the share of trips in which it does
+                times = self.times.get(key, 1.0)
+                latency[node] = times * self.costs[key].run_s
+                more = times * self.costs[key].work_s
+            work += more
+        edges = [
+            (e.src, e.dst)
+            for e in self.deps.edges(graph)
+            if (e.least if e.distance is None else e.distance) == 0
+        ]
+        seconds, chain = longest_path(graph.nodes, edges, lambda n: latency.get(n, 0.0))
+        return seconds, tuple(keys[n] for n in chain if latency.get(n, 0.0) > 0), work
+
+    def _loop(self, node: fx.Node, key: str, around: tuple[str, ...]) -> tuple[float, float]:
+        view = LoopView(node)
+        nest = self.nests.get(key)
+        trips = nest.trips if nest is not None else 1.0
+        inside = (*around, node.name)
+        one, _, work = self._body(view.graph, inside)
+        interval = self._interval(view, nest, inside, work)
+        self.intervals.append(interval)
+        return max(one, trips * interval.rec_mii), trips * work
+
+    def _interval(
+        self, view: LoopView, nest: Nest | None, inside: tuple[str, ...], work: float
+    ) -> Interval:
+        resources: dict[str, float] = defaultdict(float)
+        for step in () if nest is None else nest.steps:
+            cost = self.costs[step.key]
+            if step.what == "submit":
+                resources["coordinator"] += cost.submit_s
+                resources[step.lane] += cost.run_s
+            elif step.what == "wait":
+                resources["coordinator"] += cost.receive_s
+            elif step.what == "run":
+                resources["coordinator"] += step.times * cost.run_s
+            elif step.inner is not None:
+                resources["coordinator"] += self._sequential(step.inner)
+        resources["cores"] = work / self.machine.capacity
+        edges = [
+            (e.src, e.dst, e.least if e.distance is None else e.distance)
+            for e in self.deps.edges(view.graph)
+        ]
+
+        def latency(node: fx.Node) -> float:
+            key = key_of(inside, node.name)
+            if key in self.nests:
+                return self._sequential(self.nests[key])
+            return self.times.get(key, 1.0) * self.costs[key].run_s
+
+        found = max_ratio_cycle(edges, latency)
+        cycle = None
+        if found is not None:
+            nodes, seconds, distance = found
+            named = tuple(key_of(inside, n.name) for n in nodes if latency(n) > 0)
+            cycle = Cycle(named, seconds, distance)
+        return Interval("/".join(inside), dict(resources), cycle)
+
+    def _sequential(self, nest: Nest) -> float:
+        """Seconds of a loop whose work is all done one after the other."""
+        one = 0.0
+        for step in nest.steps:
+            if step.inner is not None:
+                one += self._sequential(step.inner)
+            elif step.what in ("run", "submit"):
+                one += step.times * self.costs[step.key].run_s
+        return nest.trips * one
+
+
+def longest_path(
+    nodes: Iterable[fx.Node],
+    edges: Iterable[tuple[fx.Node, fx.Node]],
+    latency: Callable[[fx.Node], float],
+) -> tuple[float, list[fx.Node]]:
+    """The longest chain through nodes in topological order, by the latencies on it."""
+    before: dict[fx.Node, list[fx.Node]] = defaultdict(list)
+    order = list(nodes)
+    position = {n: k for k, n in enumerate(order)}
+    for src, dst in edges:
+        if src in position and dst in position and position[src] < position[dst]:
+            before[dst].append(src)
+    end: dict[fx.Node, float] = {}
+    came: dict[fx.Node, fx.Node | None] = {}
+    for node in order:
+        came[node] = max(before[node], key=lambda n: end[n], default=None)
+        ready = 0.0 if came[node] is None else end[came[node]]  # type: ignore[index]
+        end[node] = ready + latency(node)
+    last = max(end, key=lambda n: end[n], default=None)
+    if last is None:
+        return 0.0, []
+    chain = [last]
+    while (previous := came[chain[-1]]) is not None:
+        chain.append(previous)
+    return end[last], chain[::-1]
+
+
+def max_ratio_cycle(
+    edges: Iterable[tuple[fx.Node, fx.Node, int]], latency: Callable[[fx.Node], float]
+) -> tuple[list[fx.Node], float, int] | None:
+    """The cycle with the largest latency over distance: its nodes, latency and distance.
+
+    Newton's method on the ratio (Dinkelbach, 1967): as long as some cycle beats the best ratio so
+    far, that is as long as it is negative under distance * ratio - latency, take its ratio. A cycle
+    without any distance would be a contradiction.
+    """
+    graph = nx.DiGraph()
+    for src, dst, distance in edges:
+        known = graph.get_edge_data(src, dst)
+        if known is None or distance < known["distance"]:
+            graph.add_edge(src, dst, distance=distance)
+    best: tuple[list[fx.Node], float, int] | None = None
+    for part in nx.strongly_connected_components(graph):
+        inside = graph.subgraph(part)
+        if inside.number_of_edges() == 0:
+            continue
+        while True:
+            ratio = 0.0 if best is None else best[1] / best[2]
+            cycle = _beating(inside, latency, ratio)
+            if cycle is None:
+                break
+            pairs = list(zip(cycle, [*cycle[1:], cycle[0]], strict=True))
+            distance = sum(inside.edges[pair]["distance"] for pair in pairs)
+            seconds = sum(latency(n) for n in cycle)
+            if distance <= 0 or (best is not None and seconds / distance <= ratio + _EPSILON):
+                break
+            best = cycle, seconds, distance
+    return best
+
+
+def _beating(
+    graph: nx.DiGraph, latency: Callable[[fx.Node], float], ratio: float
+) -> list[fx.Node] | None:
+    """A cycle whose latency over distance is above ``ratio`` (Bellman-Ford)."""
+    weights = [
+        (u, v, data["distance"] * ratio - latency(u)) for u, v, data in graph.edges(data=True)
+    ]
+    far = dict.fromkeys(graph.nodes, 0.0)
+    came: dict[fx.Node, fx.Node] = {}
+    for _ in range(graph.number_of_nodes() + 1):
+        changed = None
+        for u, v, weight in weights:
+            if far[u] + weight < far[v] - _EPSILON:
+                far[v] = far[u] + weight
+                came[v] = u
+                changed = v
+        if changed is None:
+            return None
+    at = changed
+    for _ in range(graph.number_of_nodes()):  # back onto the cycle
+        at = came[at]  # type: ignore[index]
+    cycle = [at]
+    while came[cycle[-1]] is not at:  # type: ignore[index]
+        cycle.append(came[cycle[-1]])  # type: ignore[index]
+    return cycle[::-1]  # type: ignore[return-value]

@@ -1,0 +1,165 @@
+"""The predictor: sums, lanes, hand-overs, contention, and the formula that says the same."""
+
+from __future__ import annotations
+
+import pytest
+import sympy
+
+from rose_compiler.base.machine import Machine
+from rose_compiler.tune.formula import formula
+from rose_compiler.tune.nest import Cost, Costs, Nest, Step
+from rose_compiler.tune.predict import TRIPS, predict
+
+TWO = Machine("two cores", 2)
+
+
+def busy(seconds: float, **more: float) -> Cost:
+    """An operation that keeps one core busy."""
+    return Cost(seconds, seconds, **more)
+
+
+def loop(key: str, trips: float, *steps: Step) -> Step:
+    return Step("loop", key, inner=Nest(key, steps, trips))
+
+
+SEQUENTIAL = Nest(
+    "",
+    (
+        loop("roll", 10, Step("run", "roll/act"), Step("run", "roll/step")),
+        loop("epoch", 2, Step("run", "epoch/order"),
+             loop("epoch/batch", 4, Step("run", "epoch/batch/update", times=0.5))),
+        Step("run", "save"),
+    ),
+)  # fmt: skip
+COSTS = Costs(
+    {
+        "roll/act": busy(0.25),
+        "roll/step": busy(0.5),
+        "epoch/order": busy(0.125),
+        "epoch/batch/update": busy(2.0),
+        "save": busy(1.0),
+    }
+)
+
+# act on the coordinator; the step of one trip runs while the next trip's rest is done
+OVERLAPPED = Nest(
+    "",
+    (
+        loop(
+            "roll",
+            20,
+            Step("wait", "roll/step", "shard:0", stage=1),
+            Step("run", "roll/act"),
+            Step("submit", "roll/step", "shard:0"),
+            Step("run", "roll/late"),
+        ),
+    ),
+)
+
+
+def test_a_body_without_lanes_is_a_sum() -> None:
+    found = predict(SEQUENTIAL, COSTS, TWO)
+    assert found.seconds == pytest.approx(10 * 0.75 + 2 * (0.125 + 4 * 0.5 * 2.0) + 1.0)
+    assert found.loops == pytest.approx({"roll": 7.5, "epoch/batch": 4.0, "epoch": 8.25})
+
+
+def test_late_work_hides_behind_a_longer_step() -> None:
+    costs = Costs({"roll/act": busy(1.0), "roll/step": busy(3.0), "roll/late": busy(2.0)})
+    assert predict(OVERLAPPED, costs, TWO).seconds == pytest.approx(20 * 4.0)
+    longer = Costs({**costs.by_key, "roll/late": busy(5.0)})
+    assert predict(OVERLAPPED, longer, TWO).seconds == pytest.approx(20 * 6.0)
+
+
+def test_one_core_hides_nothing() -> None:
+    costs = Costs({"roll/act": busy(1.0), "roll/step": busy(3.0), "roll/late": busy(2.0)})
+    one = Machine("one core", 1)
+    assert predict(OVERLAPPED, costs, one).seconds == pytest.approx(20 * 6.0)
+    # times that were measured beside each other hold the sharing already
+    assert predict(OVERLAPPED, costs, one, contention=False).seconds == pytest.approx(20 * 4.0)
+    # what sleeps needs no core
+    asleep = Costs({**costs.by_key, "roll/step": Cost(3.0, 0.0)})
+    assert predict(OVERLAPPED, asleep, one).seconds == pytest.approx(20 * 4.0, rel=1e-4)
+
+
+def test_handing_over_costs_time_on_the_cycle() -> None:
+    step = busy(3.0, submit_s=0.25, receive_s=0.5, launch_s=0.75)
+    costs = Costs({"roll/act": busy(1.0), "roll/step": step, "roll/late": busy(1.0)})
+    # receive, act, submit; the step begins half a second after submit is done
+    a_trip = 0.5 + 1.0 + 0.25 + 0.5 + 3.0
+    found = predict(OVERLAPPED, costs, TWO).seconds
+    assert found == pytest.approx(20 * a_trip, rel=1e-3)
+    late = Costs({**costs.by_key, "roll/late": busy(10.0)})
+    assert predict(OVERLAPPED, late, TWO).seconds == pytest.approx(20 * 11.75)
+
+
+def test_two_shards_take_turns_with_the_coordinator() -> None:
+    nest = Nest(
+        "",
+        (
+            loop(
+                "roll",
+                50,
+                *(
+                    step
+                    for g in (0, 1)
+                    for step in (
+                        Step("wait", f"roll/step_{g}", f"shard:{g}", stage=1),
+                        Step("run", f"roll/act_{g}"),
+                        Step("submit", f"roll/step_{g}", f"shard:{g}"),
+                    )
+                ),
+            ),
+        ),
+    )
+    names = {f"roll/{what}_{g}": busy(s) for what, s in (("act", 1.0), ("step", 1.0))
+             for g in (0, 1)}  # fmt: skip
+    found = predict(nest, Costs(names), TWO)
+    assert found.seconds == pytest.approx(50 * 2.0 + 1.0, rel=0.02), "act and step overlap fully"
+
+
+def test_many_trips_go_on_as_the_last_ones_did() -> None:
+    costs = Costs({"roll/act": busy(1.0), "roll/step": busy(3.0), "roll/late": busy(2.0)})
+    steps = OVERLAPPED.steps[0].inner
+    assert steps is not None
+    for trips in (TRIPS - 1, TRIPS, TRIPS + 1, 1000):
+        many = Nest("", (loop("roll", trips, *steps.steps),))
+        assert predict(many, costs, TWO).seconds == pytest.approx(trips * 4.0)
+    none = Nest("", (loop("roll", 0, *steps.steps),))
+    assert predict(none, costs, TWO).seconds == 0.0
+
+
+@pytest.mark.parametrize("late", [0.5, 2.0, 5.0])
+def test_the_formula_says_what_the_simulation_says(late: float) -> None:
+    step = busy(3.0, submit_s=0.25, receive_s=0.5, launch_s=0.75)
+    costs = Costs({"roll/act": busy(1.0), "roll/step": step, "roll/late": busy(late)})
+    predicted = predict(OVERLAPPED, costs, TWO)
+    made = formula(OVERLAPPED, costs, TWO, predicted)
+    assert made.seconds() == pytest.approx(predicted.seconds)
+    inner = OVERLAPPED.steps[0].inner
+    assert inner is not None
+    longer = Nest("", (loop("roll", 40, *inner.steps),))
+    expected = predict(longer, costs, TWO).seconds
+    assert made.seconds(T_roll=40) == pytest.approx(expected, rel=1e-3), "trips are a symbol"
+
+
+def test_the_formula_is_in_costs_and_trips() -> None:
+    predicted = predict(SEQUENTIAL, COSTS, TWO)
+    made = formula(SEQUENTIAL, COSTS, TWO, predicted)
+    roll, epoch, batch, act, step, order, update, save = (
+        sympy.Symbol(n, positive=True)
+        for n in ["T_roll", "T_epoch", "T_batch", "act", "step", "order", "update", "save"]
+    )
+    expected = roll * (act + step) + epoch * (order + batch * update) + save
+    assert sympy.expand(made.full() - expected) == 0
+    assert made.seconds() == pytest.approx(predicted.seconds)
+    assert made.seconds(act=1.0) == pytest.approx(predicted.seconds + 7.5)
+    with pytest.raises(KeyError, match="acts"):
+        made.seconds(acts=1.0)
+
+
+def test_what_sets_the_rate_is_named() -> None:
+    costs = Costs({"roll/act": busy(1.0), "roll/step": busy(3.0), "roll/late": busy(2.0)})
+    made = formula(OVERLAPPED, costs, TWO, predict(OVERLAPPED, costs, TWO))
+    rates = {c.name: c.seconds for c in made.loops["roll"].candidates}
+    assert rates == {"through shard:0": 4.0, "coordinator": 3.0, "shard:0": 3.0, "cores": 3.0}
+    assert made.loops["roll"].candidates[0].name == "through shard:0"
