@@ -33,6 +33,7 @@ from rose_compiler.ir.parse import parse
 from rose_compiler.ir.program import is_call, op_of
 from rose_compiler.ir.verify import verify
 from rose_compiler.passes.pipeline import ORDER, registered
+from rose_compiler.runtime.quotas import all_backends
 
 app = typer.Typer(
     help="Looks into rose_compiler: its messages, settings, passes, and the files it writes.",
@@ -275,19 +276,10 @@ def _gpus() -> list[str]:
 
 
 def _levers() -> Iterator[tuple[str, str]]:
-    """What could divide cores and SMs among lanes, tried where trying is free of effects."""
-    yield "core affinity", _tried(lambda: os.sched_setaffinity(0, os.sched_getaffinity(0)))
-    yield "thread counts", "available"
-    cuda = torch.cuda.is_available()
-    yield "streams", "available" if cuda else "no GPU"
-
-
-def _tried(attempt: Callable[[], object]) -> str:
-    try:
-        attempt()
-    except (AttributeError, OSError) as error:
-        return f"not available: {error}"
-    return "available"
+    """What could divide cores and SMs among lanes, as each back end finds it."""
+    for backend in all_backends():
+        found = backend.probe()
+        yield f"quota: {backend.name}", ("" if found.available else "no: ") + found.why
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from rose_compiler.base.errors import (
     ConfigError,
     DeclarationError,
     FactoryError,
-    GuardError,
     HostDied,
     HostTimeout,
     ParseError,
@@ -27,15 +26,6 @@ def _register_all(cls: type[RoseError], entries: dict[str, tuple[str, str]]) -> 
 _register_all(
     CaptureError,
     {
-        "capture-yield": (
-            "`yield` in the compiled function or in a function inlined into it",
-            "collect the values in a list and return it, or keep the generator outside and "
-            "iterate over it",
-        ),
-        "capture-await": (
-            "`await`, `async for` or `async with` in the compiled function",
-            "call it synchronously; the compiler overlaps independent work by itself",
-        ),
         "capture-return-in-loop": (
             "`return` inside a loop",
             "assign the result, `break`, and return after the loop",
@@ -137,10 +127,6 @@ _register_all(
             "a declaration names a parameter that the function does not have",
             "use the names of the function's own signature",
         ),
-        "declare-unknown-path": (
-            "a declared path leads to nothing on the object it was given",
-            "correct the path, or declare after the attribute exists",
-        ),
         "declare-target": (
             "`component` or `declare` was applied to something that is no function",
             "pass a function or a method of a class: `declare(Type.method, ...)`",
@@ -152,20 +138,6 @@ _register_all(
         "declare-contradicted": (
             "a run did what its declaration says does not happen",
             "add the effect to the declaration",
-        ),
-    },
-)
-
-_register_all(
-    GuardError,
-    {
-        "guard-failed": (
-            "an assumption broke in the middle of a call, where nothing can be compiled anew",
-            "change configuration between calls of the compiled function",
-        ),
-        "guard-unstable": (
-            "the same assumption breaks on every call, so nothing stays compiled",
-            "pass the varying value as an argument, or keep it fixed",
         ),
     },
 )
@@ -188,10 +160,6 @@ _register_all(
         "verify-round-trip": (
             "a dump does not parse back to the program it was printed from",
             "set ROSE_VERIFY=1 to go on without this check and report the dump",
-        ),
-        "verify-interpreter": (
-            "a rewritten program computes something else than the one before",
-            "leave the pass out with ROSE_PASSES=-name and report the dump",
         ),
         "verify-deadlock": (
             "the order of the lanes and the dependences wait for each other",
@@ -254,10 +222,6 @@ _register_all(
         "host-start": (
             "a host process could not be started",
             "the worker's own output, above, says why",
-        ),
-        "fault-task": (
-            "an operation failed while others were running",
-            "the notes name the states that are ahead of or behind eager execution",
         ),
         "fault-closed": (
             "a lane, host or compiled function was used after it was closed",

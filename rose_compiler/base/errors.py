@@ -108,10 +108,6 @@ class DeclarationError(RoseError):
     """A ``component``, ``declare``, ``phase`` or ``loop`` declaration is malformed or untrue."""
 
 
-class GuardError(RoseError):
-    """An assumption that the compiled code rests on no longer holds and can't be repaired."""
-
-
 class VerifyError(RoseError):
     """A program breaks an invariant of its stage: a fault in a pass, not in the user's code."""
 

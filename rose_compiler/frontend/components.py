@@ -25,6 +25,15 @@ class Declaration:
     writes: tuple[str, ...] | None
     batch: tuple[tuple[str, int], ...] | None
 
+    def __str__(self) -> str:
+        """The arguments of ``component`` that it was made from."""
+        given = {
+            "reads": None if self.reads is None else list(self.reads),
+            "writes": None if self.writes is None else list(self.writes),
+            "batch": None if self.batch is None else dict(self.batch),
+        }
+        return ", ".join(f"{k}={v!r}" for k, v in given.items() if v is not None) or "no arguments"
+
 
 _DECLARED: dict[types.FunctionType, Declaration] = {}
 _PROCESS = re.compile(r"rng:[A-Za-z_]+|host|\*")
@@ -74,8 +83,8 @@ def record(
             "declare-conflict",
             f"{called} is declared a second time, differently",
             where=where,
-            expected=_DECLARED[function],
-            found=made,
+            expected=str(_DECLARED[function]),
+            found=str(made),
         )
 
 

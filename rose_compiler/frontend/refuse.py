@@ -71,9 +71,6 @@ class _Checker(ast.NodeVisitor):
     def refuse(self, code: str, what: str, node: ast.AST) -> None:
         raise fail(code, what, where=self.source.where(node))
 
-    def visit_Await(self, node: ast.Await) -> None:
-        self.refuse("capture-await", "`await` in a compiled function", node)
-
     def visit_Lambda(self, node: ast.Lambda) -> None:
         self.refuse("capture-lambda", "`lambda` in a compiled function", node)
 

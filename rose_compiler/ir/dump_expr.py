@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import math
 import operator
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,7 +80,8 @@ def constant(value: Any) -> str:
         return f'torch.device("{value}")'
     if value is Ellipsis:
         return "..."
-    raise unprintable(f"a constant of type {type(value).__name__} can't be printed: {value!r}")
+    shown = re.sub(r" at 0x[0-9a-f]+", "", repr(value))[:80]
+    raise unprintable(f"a constant of type {type(value).__name__} can't be printed: {shown}")
 
 
 def value(item: Any, names: Names) -> str:

@@ -27,15 +27,15 @@ DOCS = ROOT / "docs" / "errors.md"
 
 def test_message_has_one_shape() -> None:
     error = fail(
-        "capture-yield",
-        "`yield` in the compiled function",
+        "capture-eval",
+        "`eval` in the compiled function",
         where=SourceLocation("ppo.py", 41, 8, "        yield loss\n"),
         expected="a plain function",
         found="a generator\nof losses",
         help="collect the losses in a list",
     )
     assert str(error).splitlines() == [
-        "[capture-yield] `yield` in the compiled function",
+        "[capture-eval] `eval` in the compiled function",
         "  at ppo.py:41: yield loss",
         "  expected: a plain function",
         "  found: a generator",
@@ -71,8 +71,8 @@ def test_class_and_help_come_from_the_catalogue() -> None:
 
 
 def test_unregistered_code_names_the_nearest() -> None:
-    with pytest.raises(LookupError, match="did you mean 'capture-yield'"):
-        fail("capture-yeild", "")
+    with pytest.raises(LookupError, match="did you mean 'capture-eval'"):
+        fail("capture-evla", "")
 
 
 def test_error_survives_pickling_with_notes_and_extra_attributes() -> None:

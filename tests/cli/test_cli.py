@@ -19,6 +19,7 @@ from rose_compiler.cli import app
 from rose_compiler.ir.dump import dump
 from rose_compiler.ir.parse import parse
 from rose_compiler.passes.pipeline import ORDER
+from rose_compiler.runtime.quotas import all_backends
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """\
@@ -95,12 +96,12 @@ def test_an_explanation_has_the_section_of_the_docs() -> None:
 
 
 def test_a_code_may_be_pasted_with_its_brackets() -> None:
-    assert "capture-yield" in run("explain", "[capture-yield]")
+    assert "capture-eval" in run("explain", "[capture-eval]")
 
 
 def test_an_unknown_code_names_the_nearest_and_fails() -> None:
-    text = run("explain", "capture-yeild", code=1)
-    assert "did you mean 'capture-yield'" in words(text)
+    text = run("explain", "capture-evla", code=1)
+    assert "did you mean 'capture-eval'" in words(text)
 
 
 # -- knobs
@@ -191,7 +192,8 @@ def test_info_has_versions_cores_and_levers() -> None:
     text = run("info")
     for word in ("torch", "python", "cores", "GPU", "numpy"):
         assert word in text
-    assert "core affinity" in text
+    for backend in all_backends():
+        assert f"quota: {backend.name}" in text
 
 
 def test_as_a_module_it_finds_codes_of_all_parts_and_colors_nothing_in_a_pipe() -> None:
