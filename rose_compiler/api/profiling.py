@@ -11,10 +11,11 @@ from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import ConfigError, fail, register
 from rose_compiler.base.machine import Machine, detect_cpu
 from rose_compiler.base.marks import Mark
-from rose_compiler.base.profile import Profile, Span, Timeline
+from rose_compiler.base.profile import Activity, Profile, Span, Timeline
 from rose_compiler.codegen.emit import emit
 from rose_compiler.codegen.load import load
 from rose_compiler.ir.program import Program
+from rose_compiler.runtime.kernels import Kernel, KernelTrace, busy_sms
 from rose_compiler.runtime.profiler import Raw, Recorder, record, summarize, timeline
 from rose_compiler.runtime.support import Runtime
 from rose_compiler.tune.fits import Fits
@@ -45,22 +46,27 @@ class Instrumented:
         self.plan = emitted.plan
         self._run = load(emitted)
         self.iteration_s: list[float] = []
-        self._raw: list[tuple[Raw, list[Span]]] = []  # not looked at before somebody asks
+        # not looked at before somebody asks
+        self._raw: list[tuple[Raw, list[Span], list[Kernel]]] = []
         self._timelines: list[Timeline] = []
 
     def run(self, runtime: Runtime, *args: Any) -> Any:
         """Run one iteration, as the schedule itself does, and note what it took."""
-        started = perf_counter()
-        result, spans = record(self.recorder, runtime, lambda: self._run(runtime, *args))
-        self.iteration_s.append(perf_counter() - started)
-        self._raw.append((self.recorder.raw(), spans))
+        with KernelTrace() as trace:
+            started = perf_counter()
+            result, spans = record(self.recorder, runtime, lambda: self._run(runtime, *args))
+            self.iteration_s.append(perf_counter() - started)
+        self._raw.append((self.recorder.raw(), spans, trace.kernels))
         return result
 
     @property
     def timelines(self) -> list[Timeline]:
         """The profiled iterations as they ran."""
-        for raw, spans in self._raw:
-            self._timelines.append(timeline(self.marks, raw, spans, self.machine))
+        for raw, spans, kernels in self._raw:
+            device: list[Activity] = []
+            for number in sorted({k.device for k in kernels})[:1]:
+                device = busy_sms(kernels, raw.times[0], raw.times[-1], number)
+            self._timelines.append(timeline(self.marks, raw, spans, self.machine, device))
         self._raw.clear()
         return self._timelines
 

@@ -148,8 +148,9 @@ def timeline(
     """One iteration as it ran, times from its start.
 
     ``lanes`` are the spans that lanes left, each lane's in its order; the n-th belongs to the n-th
-    operation handed to that lane. ``device`` is the activity of accelerators, times as
-    ``perf_counter`` has them; without, the cores' activity is found from CPU times.
+    operation handed to that lane. ``device`` is the activity of an accelerator, times as
+    ``perf_counter`` has them, which then is what the spans' own activity means; the cores' activity
+    is found from CPU times.
     """
     walk = _walk(marks, recorded.marks, recorded.times)
     begin = recorded.times[0]
@@ -168,10 +169,11 @@ def timeline(
                     cpu_s=seen.cpu_s, work_s=seen.cpu_s,
                 )
             )  # fmt: skip
-    activity = list(device) or busy_cores(recorded.samples, machine)
+    cores = busy_cores(recorded.samples, machine)
+    activity = [*device, *cores]
     spans = _with_cpu(walk.spans, recorded.samples, ran)
     everything = [*spans, *ran]
-    shares = share_of([(s.start_s, s.end_s) for s in everything], activity)
+    shares = share_of([(s.start_s, s.end_s) for s in everything], device or cores)
     spans = [replace(s, activity=share) for s, share in zip(everything, shares, strict=True)]
 
     def moved(items: Iterable[Span]) -> tuple[Span, ...]:

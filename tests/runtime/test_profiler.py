@@ -118,6 +118,15 @@ def test_cpu_time_goes_to_what_ran_between_samples() -> None:
     assert [s.activity for s in found.spans] == pytest.approx([0.375, 0.375, 0.5])
 
 
+def test_an_accelerator_s_activity_is_the_spans_own() -> None:
+    device = [Activity(10.0, 11.0, "cuda:0", 0.25), Activity(11.0, 16.0, "cuda:0", 0.75)]
+    found = timeline(MARKS, recorded(*TICKS), LANES, TWO, device)
+    assert found.spans[0].activity == 0.25
+    assert found.spans[1].activity == 0.75
+    assert {a.device for a in found.activity} == {"cuda:0", "cpu"}
+    assert found.activity[0].start_s == 0.0
+
+
 def test_medians_over_iterations() -> None:
     one = timeline(MARKS, recorded(*TICKS), LANES, TWO)
     profile = summarize([one, one], [6.0, 6.5], TWO)
