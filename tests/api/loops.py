@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -14,7 +14,9 @@ from rose_compiler.sim import ShardedEnv
 
 
 class Drift(gymnasium.Env):
-    """A point that drifts at random; an episode has twelve steps."""
+    """A point that drifts at random; an episode has twelve steps. All fail once one is broken."""
+
+    broken: ClassVar[BaseException | None] = None
 
     def __init__(self) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -29,6 +31,8 @@ class Drift(gymnasium.Env):
         return self.position.copy(), {}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self.broken is not None:
+            raise self.broken
         self.count += 1
         noise = self.np_random.normal(size=3)
         self.position = (0.9 * self.position + 0.1 * noise + action).astype(np.float32)

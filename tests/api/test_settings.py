@@ -14,7 +14,7 @@ import rose_compiler
 from rose_compiler.base.errors import ConfigError
 from rose_compiler.base.knobs import KNOBS
 from rose_compiler.ir.parse import parse
-from tests.api.loops import Training, differing, iteration
+from tests.api.loops import Drift, Training, differing, iteration
 
 
 @pytest.fixture(autouse=True)
@@ -195,22 +195,14 @@ def test_trace_writes_the_next_iteration_and_then_stops(training: Training, tmp_
 
 
 def test_a_traced_iteration_that_raises_leaves_its_trace_and_shows_the_users_line(
-    training: Training, tmp_path: Path
+    training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast = compiled()
     training.run(fast, 2)
     fast.trace(tmp_path / "trace.json")
-    shard = training.envs.shards()[1]
-    broken = Exception("broken")
-
-    wait = shard.step_wait
-
-    def fails() -> Any:
-        wait()
-        raise broken
-
-    shard.step_wait = fails
-    with pytest.raises(Exception, match="broken") as caught:
+    broken = LookupError("broken")
+    monkeypatch.setattr(Drift, "broken", broken)
+    with pytest.raises(LookupError, match="broken") as caught:
         training.run(fast, 1)
     assert caught.value is broken
     assert any("raised by env_step" in note for note in broken.__notes__)
