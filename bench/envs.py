@@ -16,14 +16,14 @@ Hosts = Literal["inline", "thread", "process"]
 OBS, ACT = 17, 6
 
 
-def make_env() -> gymnasium.Env[Any, Any]:
-    """HalfCheetah with the usual wrappers of continuous control.
+def make_env(episode: int = 1000) -> gymnasium.Env[Any, Any]:
+    """HalfCheetah with the usual wrappers of continuous control, in episodes of so many steps.
 
     Normalizers belong to each environment, so that environments stay independent.
     """
     import gymnasium as gym
 
-    env: Any = gym.make("HalfCheetah-v5")
+    env: Any = gym.make("HalfCheetah-v5", max_episode_steps=episode)
     env = gym.wrappers.RecordEpisodeStatistics(env)
     env = gym.wrappers.ClipAction(env)
     env = gym.wrappers.NormalizeObservation(env)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from rose_compiler.api.observing import Observer, contradict
 from rose_compiler.api.options import Options
 from rose_compiler.api.probing import Prober
 from rose_compiler.api.profiling import Profiling
@@ -224,9 +225,11 @@ class Unit:
     def _first(self, values: Mapping[str, Any], states: Mapping[str, Any]) -> Any:
         said = len(self.log)
         recorder = Recorder(self.program)
-        result = interp.run(self.program, values, states, hooks=recorder)
+        observer = Observer(self.program, recorder)
+        result = interp.run(self.program, values, states, hooks=observer)
         record = recorder.record
         refine(self.program, record, self.log)
+        contradict(self.program, observer, self.log)
         self._examples = _examples(record)
         trace_runs(self.program, record, self.log)
         annotate(self.program, record, self._examples)

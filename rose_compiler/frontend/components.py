@@ -119,6 +119,11 @@ def declared(target: Any) -> Declaration | None:
     return _DECLARED.get(function) or _DECLARED.get(undecorated(function)[0])
 
 
+def function_of(declaration: Any) -> types.FunctionType | None:
+    """The function that a declaration was made for."""
+    return next((f for f, d in _DECLARED.items() if d is declaration), None)
+
+
 def parameters(target: Any) -> list[str]:
     """The names of the parameters that a call of a function or bound method can pass."""
     return list(inspect.signature(target).parameters)

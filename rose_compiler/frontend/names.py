@@ -169,6 +169,13 @@ class StateNames:
         """The canonical name of a live object, if it is reachable from a root."""
         return self.names.get(id(value))
 
+    def things(self) -> Iterator[tuple[str, Any]]:
+        """Every live object that has a name, with it; submodules are part of their module."""
+        for value in self._keep:
+            inside = self._inside.get(id(value))
+            if inside is None or not inside[1]:
+                yield self.names[id(value)], value
+
     def path_of(self, value: Any) -> str | None:
         """A root and attributes that lead to a live object, if any do."""
         return self.paths.get(id(value))

@@ -1,0 +1,329 @@
+"""What operations were seen to touch, held against what is known of them.
+
+The first iteration runs operation by operation; the first calls of each component are observed. An
+undeclared write contradicts the declaration: anything may have been reordered by it. An undeclared
+read is added, and so is whatever was seen of operations that nobody declared. Nothing is removed:
+rare paths go unseen.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch.fx as fx
+
+from rose_compiler.base.errors import RoseError, SourceLocation, fail
+from rose_compiler.base.remarks import Remark, RemarkLog
+from rose_compiler.frontend.components import function_of
+from rose_compiler.frontend.names import StateNames
+from rose_compiler.frontend.record import Recorder, memory_of
+from rose_compiler.ir import facts
+from rose_compiler.ir.deps import Dependences
+from rose_compiler.ir.effects import EVERYTHING, Effect, parse_entry
+from rose_compiler.ir.interp import Hooks
+from rose_compiler.ir.ops import UNBOUND, Op
+from rose_compiler.ir.program import Program, is_call, is_state, op_of
+from rose_compiler.runtime.observe import Range, Seen, Watch
+
+PASS = "observe"
+#: Calls of one operation that are observed.
+CALLS = 2
+#: Calls of library code by which a block is worth observing.
+_KNOWN = frozenset({"module", "optimizer", "backward", "step"})
+#: Memory that no root of the program and no argument leads to.
+HIDDEN = "memory that none of its arguments leads to"
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One observed call: what it was given and what it touched; ``held`` is the memory that
+    gradients and optimizers held before it, which may be another one's later."""
+
+    node: fx.Node
+    args: tuple[Any, ...]
+    seen: Seen
+    held: list[tuple[int, int, str]]
+
+
+def declared(op: Op) -> bool:
+    """Whether the user stated what an operation reads and writes."""
+    return op.kind == "component" and op.attributes.get("declared") is not None
+
+
+class Observer(Hooks):
+    """Records the first iteration, and observes the first calls of what is worth it.
+
+    With ``every``, all calls of declared components are observed, and nothing is recorded.
+    """
+
+    def __init__(self, program: Program, recorder: Recorder | None, *, every: bool = False) -> None:
+        self.recorder = recorder
+        self.every = every
+        self.names = recorder.record.names if recorder else StateNames(program.objects)
+        self.found: list[Observation] = []
+        self._watch: Watch | None = None
+        self._calls: Counter[fx.Node] = Counter()
+        self._open: tuple[AbstractContextManager[Seen], Observation] | None = None
+
+    def before(self, node: fx.Node, args: tuple[Any, ...]) -> None:
+        if self.recorder is not None:
+            self.recorder.before(node, args)
+        if self._wanted(node):
+            self._calls[node] += 1
+            if self._watch is None:
+                self._watch = Watch(self.names.things())
+            contents = op_of(node).kind != "block"
+            context = self._watch.observing(_own(node, args), contents=contents)
+            held = list(_held(self.names))
+            self._open = context, Observation(node, args, context.__enter__(), held)
+
+    def _wanted(self, node: fx.Node) -> bool:
+        if not is_call(node) or (op := op_of(node)).kind == "builtin":
+            return False
+        if self.every:
+            return declared(op)
+        calls = op.attributes.get("calls", ())
+        known = op.kind in ("component", "step") or not _KNOWN.isdisjoint(calls) or _calls_out(op)
+        return known and self._calls[node] < CALLS
+
+    def after(self, node: fx.Node, args: tuple[Any, ...], result: Any) -> None:
+        self._close()
+        if self.recorder is not None:
+            self.recorder.after(node, args, result)
+
+    def _close(self) -> Observation | None:
+        if self._open is None:
+            return None
+        context, observation = self._open
+        self._open = None
+        context.__exit__(None, None, None)
+        self.found.append(observation)
+        return observation
+
+    def value(self, node: fx.Node, value: Any) -> None:
+        if self.recorder is not None:
+            self.recorder.value(node, value)
+
+    def error(self, node: fx.Node, error: BaseException) -> None:
+        self._close()
+
+
+def _calls_out(op: Op) -> bool:
+    return any("backward" in line or ".step(" in line for line in op.source)
+
+
+def _held(names: StateNames) -> Iterator[tuple[int, int, str]]:
+    """The memory of gradients and of optimizers' states."""
+    for name, tensor in names.tensors.items():
+        if tensor.is_leaf and tensor.grad is not None:
+            top, middle, path = name.partition(".params.")
+            state = f"{top}.grads.{path}" if middle else f"{name}.grads"
+            for each in memory_of(tensor.grad):
+                if isinstance(each, tuple):
+                    yield (*each, state)
+    for name, optimizer in names.optimizers.items():
+        for value in optimizer.state.values():
+            for each in memory_of(dict(value)):
+                if isinstance(each, tuple):
+                    yield (*each, name)
+
+
+def _own(node: fx.Node, args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    """The values a call was handed, by parameter."""
+    for name, argument, value in zip(op_of(node).signature.params, node.args, args, strict=True):
+        state = isinstance(argument, fx.Node) and is_state(argument)
+        if value is not UNBOUND and not state:
+            yield f"={name}", value
+
+
+def contradict(program: Program, observer: Observer, log: RemarkLog) -> None:
+    """Hold what was seen against the signatures, and extend them by what they lack.
+
+    Raises:
+        DeclarationError: for a write that a declaration leaves out.
+    """
+    deps = Dependences(program)
+    added: dict[fx.Node, tuple[set[str], set[str]]] = {}
+    for observation in observer.found:
+        op = op_of(observation.node)
+        if op.signature.reads is None or op.signature.writes is None:
+            continue
+        lacking = _Lacking(observation, list(deps.effects(observation.node)), observer.names)
+        writes: dict[str, SourceLocation | None] = {}
+        for state, line in lacking.writes():
+            writes.setdefault(state, line)
+        if writes and declared(op):
+            raise undeclared_write(observation.node, *next(iter(writes.items())))
+        reads = set(lacking.reads())
+        named = {w for w in writes if w != HIDDEN and not w.startswith("=")}
+        if reads or named:
+            both = added.setdefault(observation.node, (set(), set()))
+            both[0].update(reads)
+            both[1].update(named)
+    for node, (reads, named) in added.items():
+        _tell(node, reads, named, log)
+        op, signature = op_of(node), op_of(node).signature
+        op.signature = replace(
+            signature,
+            reads=(*(signature.reads or ()), *map(_entry, sorted(reads | named))),
+            writes=(*(signature.writes or ()), *map(_entry, sorted(named))),
+        )
+
+
+def _entry(state: str) -> str:
+    return state if state.startswith("rng:") else f"@{state}"
+
+
+def _tell(node: fx.Node, reads: set[str], writes: set[str], log: RemarkLog) -> None:
+    told = []
+    if reads:
+        told.append(f"reads {', '.join(sorted(reads))}")
+    if writes:
+        told.append(f"writes {', '.join(sorted(writes))}")
+    where = facts.get(node).origin.where
+    log.add(
+        Remark(
+            "note",
+            PASS,
+            () if where is None else (where,),
+            "observed-effect",
+            f"`{op_of(node).name}` was seen to do more than was known: it {' and '.join(told)}",
+        )
+    )
+
+
+class _Lacking:
+    """What an observed call did that the effects known of it don't cover."""
+
+    def __init__(self, of: Observation, effects: list[Effect], names: StateNames) -> None:
+        self.of = of
+        self.names = names
+        self.read = [e.state for e in effects]
+        self.written = [e.state for e in effects if e.write]
+        op = op_of(of.node)
+        self.params = {parse_entry(w).root for w in op.signature.writes or ()}
+        self.arguments = [
+            (name[1:], where)
+            for name, value in _own(of.node, of.args)
+            for where in memory_of(value)
+            if isinstance(where, tuple)
+        ]
+
+    def writes(self) -> Iterator[tuple[str, SourceLocation | None]]:
+        """Writes that nothing known covers: the state, and the user's line where it is known."""
+        seen = self.of.seen
+        for where, line in seen.writes.items():
+            for state in self._uncovered(where, self.written, write=True):
+                yield state, line
+        gradients = self.names.cover(seen.gradients, "grads") if seen.gradients else []
+        for state in (*gradients, *(self._changed(n, k) for n, k in seen.changed.items())):
+            if state.startswith("="):
+                if state[1:].split(".")[0] not in self.params:
+                    yield state, None
+            elif not _covered(state, self.written):
+                yield state, None
+
+    def reads(self) -> Iterator[str]:
+        """Reads of states that nothing known covers."""
+        for where in self.of.seen.reads:
+            yield from self._uncovered(where, self.read, write=False)
+
+    def _changed(self, name: str, kind: str) -> str:
+        if kind == "mode":
+            return f"{name}.mode"
+        return name
+
+    def _uncovered(self, where: Range, known: list[str], *, write: bool) -> Iterator[str]:
+        low, high = where
+        states = self.names.overlapping(low, high)
+        states += [n for a, b, n in self.of.held if a < high and low < b]
+        if states:
+            if not any(_covered(s, known) for s in states):
+                yield states[0]
+            return
+        if not write:
+            return  # a value, or memory that nothing else can reach
+        given = [p for p, (a, b) in self.arguments if a < high and low < b]
+        if given:
+            if not any(p in self.params for p in given):
+                yield f"={given[0]}"
+        elif not any(self.names.is_opaque(s) or s == EVERYTHING for s in known):
+            yield HIDDEN
+
+
+def _covered(state: str, known: list[str]) -> bool:
+    """Whether an effect on one of the known states covers one on this state; what was seen of a
+    whole object may be the part of it that is known."""
+    return any(
+        k in (EVERYTHING, state) or state.startswith(f"{k}.") or k.startswith(f"{state}.")
+        for k in known
+    )
+
+
+def undeclared_write(node: fx.Node, state: str, line: SourceLocation | None) -> RoseError:
+    """The error for a write that the declaration of a component leaves out."""
+    op = op_of(node)
+    called = facts.get(node).origin.where
+    entry = entry_for(node, state)
+    listed = [*(w for w in op.signature.writes or ()), *([entry] if entry else [])]
+    listed = [spelled(node, w) for w in listed]
+    what = f"its argument `{listed[-1]}`" if state.startswith("=") else f"`{state}`"
+    what = HIDDEN if state == HIDDEN else what
+    help_ = f"declare what it does: writes={listed!r}"
+    if state == HIDDEN:
+        help_ = "hand the state in as an argument and declare it, or leave `writes` out: unknown"
+    return fail(
+        "declare-contradicted",
+        f"`{op.name}` writes {what}, which its declaration leaves out",
+        where=line or called,
+        expected=f"writes={[spelled(node, w) for w in op.signature.writes or ()]!r}",
+        found=f"a write of {what}" + (f", called at {called}" if line and called else ""),
+        help=help_,
+    )
+
+
+def entry_for(node: fx.Node, state: str) -> str | None:
+    """A state as an entry of the declaration, rooted at a parameter of the operation."""
+    if state == HIDDEN:
+        return None
+    if state.startswith("="):
+        return state[1:]
+    if state.startswith("rng:"):
+        return state
+    best: tuple[int, str] | None = None
+    for param, argument in zip(op_of(node).signature.params, node.args, strict=True):
+        if not isinstance(argument, fx.Node) or not is_state(argument):
+            continue
+        root = facts.get(argument).state
+        if root and (state == root or state.startswith(f"{root}.")):
+            found = (len(root), param + state[len(root) :])
+            best = max(best, found) if best else found
+    return best[1] if best else f"@{state}"
+
+
+def spelled(node: fx.Node, entry: str) -> str:
+    """An entry as the author of the component writes it: by the parameters of the function, with
+    ``self`` for the object that a method is called on."""
+    root, dot, rest = entry.partition(".")
+    op = op_of(node)
+    function = function_of(op.attributes.get("declared"))
+    if function is None:
+        return entry
+    names = list(inspect.signature(function).parameters)
+    for statement in op.attributes.get("stmts", ()):
+        for call in (p for p in ast.walk(statement) if isinstance(p, ast.Call)):
+            method = isinstance(call.func, ast.Attribute) and names[:1] == ["self"]
+            given = dict(zip(names[method:], call.args, strict=False))
+            given |= {str(k.arg): k.value for k in call.keywords}
+            if method:
+                given["self"] = call.func.value  # type: ignore[attr-defined]
+            for name, value in given.items():
+                if isinstance(value, ast.Name) and value.id == root:
+                    return f"{name}{dot}{rest}"
+    return entry

@@ -1,0 +1,214 @@
+"""Declarations against what a component was seen to do on the first call."""
+
+from __future__ import annotations
+
+import linecache
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rose_compiler
+from rose_compiler.base.errors import DeclarationError
+
+HIDDEN = torch.zeros(2)
+
+
+class Policy:
+    """A component with all kinds of state; each method is declared to write nothing."""
+
+    def __init__(self) -> None:
+        self.net = torch.nn.Linear(2, 2)
+        self.norm = torch.nn.BatchNorm1d(2)
+        self.seen = torch.zeros(4)
+        self.table = np.zeros(4)
+        self.history: list[float] = []
+        self.calls = 0
+        self.draws = np.random.default_rng(0)
+        self.optimizer = torch.optim.Adam(self.net.parameters(), fused=True)
+
+    @rose_compiler.component(reads=["self"], writes=[])
+    def counts(self, x: Any) -> Any:
+        self.calls += 1
+        return x + 1
+
+    @rose_compiler.component(reads=["self"], writes=[])
+    def views(self, x: Any) -> Any:
+        self.seen[1:3].data.add_(1)
+        return x + 1
+
+    @rose_compiler.component(reads=["self"], writes=[])
+    def numpy_buffer(self, x: Any) -> Any:
+        self.table[2] = 5.0
+        return x + 1
+
+    @rose_compiler.component(reads=["self"], writes=[])
+    def numpy_of_tensor(self, x: Any) -> Any:
+        self.seen.numpy()[0] = 5.0
+        return x + 1
+
+    @rose_compiler.component(reads=["self"], writes=[])
+    def container(self, x: Any) -> Any:
+        self.history.append(1.0)
+        return x + 1
+
+    @rose_compiler.component(reads=["self"], writes=[])
+    def normalizes(self, x: Any) -> Any:
+        return self.norm(x)
+
+    @rose_compiler.component(reads=["self"], writes=[])
+    def mode(self, x: Any) -> Any:
+        self.net.eval()
+        return x + 1
+
+    @rose_compiler.component(reads=["self"], writes=["self.net.grads"])
+    def trains(self, x: Any) -> Any:
+        self.net(x).sum().backward()
+        self.optimizer.step()
+        return x + 1
+
+    @rose_compiler.component(reads=["self"], writes=[])
+    def draws_torch(self, x: Any) -> Any:
+        return x + torch.rand(2)
+
+    @rose_compiler.component(reads=["self"], writes=[])
+    def draws_numpy(self, x: Any) -> Any:
+        return x + float(np.random.rand())  # noqa: NPY002
+
+    @rose_compiler.component(reads=["self"], writes=[])
+    def draws_python(self, x: Any) -> Any:
+        return x + random.random()
+
+    @rose_compiler.component(reads=["self"], writes=[])
+    def draws_own(self, x: Any) -> Any:
+        return x + float(self.draws.random())
+
+    @rose_compiler.component(reads=["self"], writes=[])
+    def argument(self, x: Any) -> Any:
+        x.add_(1)
+        return x.clone()
+
+    @rose_compiler.component(reads=["self"], writes=[])
+    def hidden(self, x: Any) -> Any:
+        HIDDEN.add_(1)
+        return x + 1
+
+
+def line_of(method: str, text: str) -> int:
+    """The line of this file in a method that holds a text."""
+    code = getattr(Policy, method).__code__
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    return next(k + 1 for k in range(code.co_firstlineno, len(lines)) if text in lines[k])
+
+
+def run(method: str) -> None:
+    """Compile a loop that calls one method, and call it once."""
+    name = f"loop_{method}"
+    source = (
+        f"def {name}(policy, x):\n    for _ in range(3):\n        x = policy.{method}(x * 1.0)\n"
+    )
+    namespace: dict[str, Any] = {}
+    file = f"<observing {method}>"
+    text = source + "    return x\n"
+    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+    exec(compile(text, file, "exec"), namespace)
+    compiled = rose_compiler.compile(namespace[name], tune=False)
+    try:
+        compiled(Policy(), torch.ones(3, 2))
+    finally:
+        compiled.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "writes", "text"),
+    [
+        ("counts", "self.calls", None),
+        ("views", "self.seen", "data.add_"),
+        ("numpy_buffer", "self.table", None),
+        ("numpy_of_tensor", "self.seen", None),
+        ("container", "self.history", None),
+        ("normalizes", "self.norm.buffers", "self.norm(x)"),
+        ("mode", "self.net.mode", None),
+        ("trains", "self.net.params", "optimizer.step"),
+        ("draws_torch", "rng:torch", None),
+        ("draws_numpy", "rng:numpy", None),
+        ("draws_python", "rng:python", None),
+        ("draws_own", "self.draws", None),
+        ("argument", "'x'", "x.add_(1)"),
+    ],
+)
+def test_an_undeclared_write_is_an_error(method: str, writes: str, text: str | None) -> None:
+    with pytest.raises(DeclarationError) as found:
+        run(method)
+    error = found.value
+    assert error.code == "declare-contradicted"
+    assert f"`{method}`" in str(error)
+    assert error.help is not None
+    assert writes in error.help, error.help
+    assert error.where is not None
+    if text is not None:
+        assert error.where.file == __file__
+        assert error.where.line == line_of(method, text)
+
+
+def test_memory_that_nothing_leads_to_is_named_so() -> None:
+    with pytest.raises(DeclarationError, match="none of its arguments leads to"):
+        run("hidden")
+
+
+def test_the_message_names_component_state_line_and_declaration() -> None:
+    with pytest.raises(DeclarationError) as found:
+        run("views")
+    text = str(found.value)
+    assert "`views` writes `policy.seen`" in text
+    assert "called at <observing views>:3" in text
+    assert "declare what it does: writes=['self.seen']" in text
+
+
+class Reader:
+    """A component that reads more than it declares."""
+
+    def __init__(self) -> None:
+        self.scale = torch.ones(2)
+        self.shift = torch.ones(2)
+        self.log: list[float] = []
+
+    @rose_compiler.component(reads=["self.scale"], writes=["self.log"])
+    def act(self, x: torch.Tensor) -> torch.Tensor:
+        self.log.append(1.0)
+        return x * self.scale + self.shift
+
+
+def moves(reader, x):  # type: ignore[no-untyped-def]
+    for _ in range(3):
+        x = reader.act(x)
+        reader.shift.add_(1)
+    return x
+
+
+def test_an_undeclared_read_is_added_with_a_remark() -> None:
+    compiled = rose_compiler.compile(moves, tune=False)
+    eager, reader = Reader(), Reader()
+    x, y = torch.ones(2), torch.ones(2)
+    for _ in range(3):
+        x, y = moves(eager, x), compiled(reader, y)
+        assert torch.equal(x, y)
+    assert reader.log == eager.log
+    text = compiled.explain()
+    compiled.close()
+    assert "observed-effect" in text
+    assert "reads reader.shift" in " ".join(text.split())
+    assert '"@reader.shift"' in compiled.ir("captured")
+
+
+def test_what_was_added_is_told_once() -> None:
+    compiled = rose_compiler.compile(moves, tune=False)
+    compiled(Reader(), torch.ones(2))
+    compiled.close()
+    remarks = [r for r in compiled._log if r.code == "observed-effect"]
+    assert [r.why for r in remarks] == [
+        "`act` was seen to do more than was known: it reads reader.shift"
+    ]
