@@ -37,7 +37,11 @@ class Split:
 
 
 def split_outputs(
-    gm: fx.GraphModule, early: Collection[int], *, pinned: Iterable[str] = ()
+    gm: fx.GraphModule,
+    early: Collection[int],
+    *,
+    pinned: Iterable[str] = (),
+    small: Collection[str] = (),
 ) -> Split | Blocker:
     """Split a graph whose output is a tuple of nodes.
 
@@ -45,6 +49,8 @@ def split_outputs(
         early: positions of the outputs wanted first.
         pinned: names of further nodes that must stay in the early graph. Nodes that draw random
             numbers stay there anyway.
+        small: placeholders that are no rows of a batch. What is made of them alone, element by
+            element, both graphs make: a scale that is a parameter, for instance.
     """
     returned: Any = output_node(gm.graph).args[0]
     outputs: list[fx.Node] = list(returned) if isinstance(returned, tuple | list) else []
@@ -65,7 +71,7 @@ def split_outputs(
     needed = {a for n in rest for a in n.all_input_nodes if a in first and a.op != "placeholder"}
     needed |= {outputs[i] for i in late_positions if outputs[i] in first}
     handed = {o for i, o in enumerate(outputs) if i in set(early)}
-    again = _cheap_again(calls, needed, handed)
+    again = _cheap_again(calls, needed, handed, first, small)
     passed = [n for n in calls if n in needed and n not in again and n not in handed]
     early_nodes = [n for n in calls if n in first]
     late_nodes = [n for n in calls if n in again or n not in first]
@@ -158,23 +164,57 @@ _VIEWS = frozenset(
 ) | {*("transpose", "t", "permute", "select", "narrow", "detach", "getitem", "getattr", "unbind")}
 
 
-def _cheap_again(calls: list[fx.Node], needed: set[fx.Node], handed: set[fx.Node]) -> set[fx.Node]:
-    """Views that the late graph makes again, where it has what they are views of anyway."""
-    available = {n for n in needed if not _is_view(n)} | handed
-    again: set[fx.Node] = set()
+#: calls of one operand, element by element, that cost little on a few elements
+_SMALL = frozenset(("exp", "log", "sqrt", "square", "neg", "abs", "sigmoid", "tanh", "softplus"))
+
+
+def _cheap_again(
+    calls: list[fx.Node],
+    needed: set[fx.Node],
+    handed: set[fx.Node],
+    first: set[fx.Node],
+    small: Collection[str],
+) -> set[fx.Node]:
+    """What the late graph makes again from what it has anyway: views, and what is made of small
+    placeholders alone."""
+    little = _made_of_small(calls, small)
+    cheap = {n for n in calls if n in first and n not in handed and (_is_view(n) or n in little)}
+    available = handed | (needed - cheap)
+    can: set[fx.Node] = set()
     for node in calls:
-        if node in needed and node not in handed and _is_view(node):
-            if all(a.op == "placeholder" or a in available for a in node.all_input_nodes):
-                again.add(node)
+        if node in cheap and all(
+            a.op == "placeholder" or a in available or a in can for a in node.all_input_nodes
+        ):
+            can.add(node)
+        elif node in needed:
             available.add(node)
+    again: set[fx.Node] = set()
+    for node in reversed(calls):
+        if node in can and (node in needed or any(u in again for u in node.users)):
+            again.add(node)
     return again
 
 
+def _made_of_small(calls: list[fx.Node], small: Collection[str]) -> set[fx.Node]:
+    """Views and cheap functions of small placeholders."""
+    found: set[fx.Node] = set()
+    for node in calls:
+        operands = node.all_input_nodes
+        if _name(node) in ("expand_as", "view_as"):
+            operands = operands[:1]  # of the other one only the sizes matter
+        made = all(a in found or (a.op == "placeholder" and a.name in small) for a in operands)
+        if operands and made and (_is_view(node) or _name(node) in _SMALL):
+            found.add(node)
+    return found
+
+
 def _is_view(node: fx.Node) -> bool:
+    return _name(node) in _VIEWS
+
+
+def _name(node: fx.Node) -> str:
     name: Any = node.target
-    if not isinstance(name, str):
-        name = getattr(name, "__name__", "")
-    return name in _VIEWS
+    return name if isinstance(name, str) else getattr(name, "__name__", "")
 
 
 def _graph(

@@ -97,7 +97,10 @@ class Split(Pass):
             early = {0}
         else:
             early = {int(u.args[1]) for u in items(node) if u in found.before}  # type: ignore[arg-type]
-        return split_outputs(tupled(op.body), early)
+        rows = named_axes(node)
+        small = [n.name for n in placeholders(op.body.graph) if n.name not in rows]
+        # where nothing is known of rows, every operand may be a batch
+        return split_outputs(tupled(op.body), early, small=small if rows else ())
 
 
 def _calls(body: fx.GraphModule) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import pytest
 import torch
 import torch.fx as fx
 from torch import Tensor
@@ -19,9 +20,9 @@ def graph_of(fn: Any) -> fx.GraphModule:
     return fx.symbolic_trace(fn)
 
 
-def both(gm: fx.GraphModule, early: set[int], *args: Tensor) -> Split:
+def both(gm: fx.GraphModule, early: set[int], *args: Tensor, small: tuple[str, ...] = ()) -> Split:
     """Split, run the halves one after the other and compare with the whole."""
-    split = split_outputs(gm, early)
+    split = split_outputs(gm, early, small=small)
     assert isinstance(split, Split), split
     values: dict[str, Tensor] = {
         p.name: a for p, a in zip(placeholders(gm.graph), args, strict=True)
@@ -129,3 +130,35 @@ def test_nothing_left() -> None:
 
 def test_a_single_value() -> None:
     assert isinstance(split_outputs(graph_of(lambda x: x + 1), {0}), Blocker)
+
+
+def scaled(x: Tensor, w: Tensor, logstd: Tensor) -> tuple[Tensor, Tensor]:
+    mean = x @ w
+    std = torch.exp(logstd.expand_as(mean))
+    action = torch.normal(mean, std)
+    return action, -((action - mean) / std).pow(2).sum(1) - std.log().sum(1)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_scale_that_is_a_parameter_is_made_again(rows: int) -> None:
+    gm = graph_of(scaled)
+    args = torch.randn(rows, 3), torch.randn(3, 2), torch.randn(1, 2)
+    split = both(gm, {0}, *args, small=("w", "logstd"))
+    assert split.passed == ("matmul",)
+    assert {"logstd", "matmul"} <= set(split.late_inputs)
+
+
+def test_without_the_promise_the_scale_is_handed_over() -> None:
+    gm = graph_of(scaled)
+    args = torch.randn(4, 3), torch.randn(3, 2), torch.randn(1, 2)
+    assert both(gm, {0}, *args).passed == ("matmul", "exp")
+
+
+def test_sizes_that_are_not_handed_over_anyway_keep_a_scale_from_being_made_again() -> None:
+    def fn(x: Tensor, w: Tensor, logstd: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = x @ w
+        std = torch.exp(logstd.expand_as(hidden))
+        return hidden * std, std.log()
+
+    args = torch.randn(4, 3), torch.randn(3, 2), torch.randn(1, 2)
+    assert both(graph_of(fn), {0}, *args, small=("w", "logstd")).passed == ("exp",)
