@@ -23,18 +23,33 @@ from rose_compiler.tune.bounds import Bound, Interval, bound
 from rose_compiler.tune.formula import Formula, LoopFormula, formula
 from rose_compiler.tune.nest import Costs, Nest, Step, What
 from rose_compiler.tune.predict import Prediction, predict
+from rose_compiler.tune.transfer import transfer
 
 _WHAT: dict[str, What] = {"run": "run", "submit": "submit", "await": "wait"}
 
 
-def nest_of(plan: Schedule, profile: Profile) -> Nest:
-    """What a plan launches, with the numbers of trips that its profile has seen."""
-    return _Converter(plan, profile).body(plan.program.graph, "", ())
+def nest_of(plan: Schedule, profile: Profile, times: Mapping[str, float] | None = None) -> Nest:
+    """What a plan launches, with the numbers of trips that a profile has seen.
+
+    ``times`` says how often each operation runs a trip, for a profile of another plan.
+    """
+    return _Converter(plan, profile, times).body(plan.program.graph, "", ())
+
+
+def forecast(
+    base: Profile, profiled: Program, plan: Schedule, machine: Machine, shards: int
+) -> float:
+    """Seconds of an iteration of a plan that has not run, from the profile of another.
+
+    ``shards`` is the number of parts of the simulator.
+    """
+    costs, times = transfer(base, profiled, plan.program, shards)
+    return predict(nest_of(plan, base, times), costs, machine).seconds
 
 
 class _Converter:
-    def __init__(self, plan: Schedule, profile: Profile) -> None:
-        self.plan = plan
+    def __init__(self, plan: Schedule, profile: Profile, times: Mapping[str, float] | None) -> None:
+        self.plan, self.times = plan, times
         self.trips = {one.loop: one.trips for one in profile.loops}
         self.runs = {one.loop: one.runs * one.trips for one in profile.loops}
         iterations = max(1, len(profile.iteration_s))
@@ -63,9 +78,12 @@ class _Converter:
                 for inner in self.plan.bodies[arm.graph].actions
                 for step in self._steps(inner, path)
             ]
+        what = _WHAT[action.what]
+        if self.times is not None:
+            return (Step(what, key, action.lane, action.stage, self.times.get(key, 0.0)),)
         around = self.runs.get("/".join(path), 1.0) if path else 1.0
         times = self.counts.get(key, 0.0) / around if around else 0.0
-        return (Step(_WHAT[action.what], key, action.lane, action.stage, times),)
+        return (Step(what, key, action.lane, action.stage, times),)
 
 
 @dataclass(frozen=True)

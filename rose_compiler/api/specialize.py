@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from rose_compiler.api.costing import forecast
 from rose_compiler.api.observing import Observer, contradict
 from rose_compiler.api.options import Options
 from rose_compiler.api.probing import Prober
@@ -248,7 +249,20 @@ class Unit:
             beside = bool(self.asynchronous())
             fusable = None in self.optimizers().values()
             self._tuning = Tuning(self.options, shards, beside, self.log, eager, fusable)
+            self._tuning.forecast = self.forecast
         return self._tuning
+
+    def forecast(self, decision: Decision) -> float | None:
+        """Seconds of an iteration of a schedule, predicted from the profile of program order;
+        ``None`` where program order was not profiled."""
+        base = self.profiling.of.get(Decision())
+        if base is None or not base.iteration_s:
+            return None
+        plan = self.build(decision).emitted.plan
+        if plan is None:
+            return None
+        shards = max((len(s) for s in self.shards().values()), default=1)
+        return forecast(base.profile, base.program, plan, base.machine, shards)
 
     def shards(self) -> dict[str, tuple[int, ...]]:
         """Rows of each shard of every simulator among the states, by the state's name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -13,7 +14,7 @@ from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import RoseError
 from rose_compiler.base.remarks import Remark, RemarkLog
 from rose_compiler.codegen.emit import Emitted
-from rose_compiler.tune.chooser import Chooser
+from rose_compiler.tune.chooser import Chooser, Report
 from rose_compiler.tune.space import candidates
 
 PASS = "tune"
@@ -48,6 +49,8 @@ class Tuning:
         self.seconds = 0.0
         self._shown = False
         self._work = WorkMeter()
+        #: Seconds that an iteration of a schedule should take, where that can be said.
+        self.forecast: Callable[[Decision], float | None] = lambda _: None
         self._chooser: Chooser | None = None
         self._edit = knobs.current().edit
         close = options.numerics == "close"
@@ -140,13 +143,35 @@ class Tuning:
             self.failed(decision, error)
 
     def _remember(self) -> None:
+        """Remarks on the schedule that was kept and on those that were not, with what was gained
+        or lost by each, measured and predicted, in seconds an iteration."""
         assert self._chooser is not None
-        for row in self._chooser.reports():
+        rows = self._chooser.reports()
+        before, kept = rows[self._chooser.eager], rows[self._chooser.best]
+        expected = self.forecast(Decision())
+        if kept is not before:
+            why = f"[{kept.decision}] is kept: {kept.verdict}"
+            why += self._expected(kept.decision, expected)
+            gain = _difference(before, kept)
+            self.log.add(Remark("applied", PASS, (), "tune", why, gain=gain))
+        for row in rows:
             if row.decision is None or row.decision == self.chosen or not row.trials:
                 continue
-            self.log.add(
-                Remark("missed", PASS, (), "measured-slower", f"[{row.decision}]: {row.verdict}")
-            )
+            why = f"[{row.decision}]: {row.verdict}{self._expected(row.decision, expected)}"
+            gain = _difference(kept, row)
+            self.log.add(Remark("missed", PASS, (), "measured-slower", why, gain=gain))
+
+    def _expected(self, decision: Decision | None, before: float | None) -> str:
+        """What a schedule was predicted to gain over program order."""
+        if decision is None or before is None:
+            return ""
+        seconds = self.forecast(decision)
+        if seconds is None:
+            return ""
+        return (
+            f"; predicted {1e3 * seconds:.3g} ms an iteration, {1e3 * (before - seconds):+.3g} ms"
+            " over program order"
+        )
 
     def summary(self) -> str:
         """One line on what is in force and why."""
@@ -179,6 +204,13 @@ class Tuning:
                 row.verdict, width, initial_indent="      ", subsequent_indent="      "
             )
         return "\n".join(lines)
+
+
+def _difference(slow: Report, fast: Report) -> float | None:
+    """How much less an iteration of the second takes than one of the first, in seconds."""
+    if slow.seconds_per_work is None or fast.seconds_per_work is None:
+        return None
+    return slow.seconds_per_work - fast.seconds_per_work
 
 
 def _innermost(error: BaseException) -> str:

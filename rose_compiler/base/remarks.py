@@ -337,7 +337,8 @@ def _entry(remark: Remark, count: int, gain: float | None, width: int) -> list[s
         changes = " (changes training)" if remark.changes_training else ""
         lines += _wrap(f"would allow it{changes}: {remark.allow}", width)
     if gain is not None:
-        lines += _wrap(f"gain: {gain * 1e3:.3g} ms an iteration", width)
+        word = "loss" if gain < 0 else "gain"
+        lines += _wrap(f"{word}: {abs(gain) * 1e3:.3g} ms an iteration", width)
     return lines
 
 

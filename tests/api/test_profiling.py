@@ -11,6 +11,7 @@ import torch
 import rose_compiler
 from rose_compiler.api.costing import nest_of
 from rose_compiler.api.profiling import Instrumented
+from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import ConfigError
 from rose_compiler.base.machine import Machine
 from rose_compiler.ir.parse import parse
@@ -171,4 +172,42 @@ def test_the_report_is_one_page(training: Training, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="can't be written"):
         fast.report(tmp_path / "file" / "page.html")
+    fast.close()
+
+
+def test_what_was_kept_and_what_was_not_come_with_figures(training: Training) -> None:
+    fast = rose_compiler.compile(iteration, numerics="bitwise")
+    training.run(fast, 2)
+    chooser = fast._last.unit.tuning()._chooser
+    chooser.trial_s, chooser.budget_trips = 0.0, 40
+    training.run(fast, 45)
+    assert fast.settled
+    tuned = [r for r in fast._log if r.pass_name == "tune"]
+    rejected = [r for r in tuned if r.code == "measured-slower"]
+    assert rejected
+    assert all(r.gain is not None for r in rejected)
+    assert all("predicted" in r.why and "over program order" in r.why for r in rejected)
+    scores = {row.decision: row.seconds_per_work for row in chooser.reports()}
+    kept = scores[chooser.candidates[chooser.best]]
+    for remark in rejected:
+        decision = next(d for d in scores if remark.why.startswith(f"[{d}]:"))
+        assert remark.gain == pytest.approx(kept - scores[decision])
+    applied = [r for r in tuned if r.kind == "applied"]
+    assert len(applied) == (chooser.best != chooser.eager)
+    fast.close()
+
+
+def test_a_schedule_is_forecast_from_program_order(training: Training) -> None:
+    fast = rose_compiler.compile(iteration, numerics="bitwise")
+    training.run(fast, 1)
+    unit = fast._last.unit
+    assert unit.forecast(Decision()) is None, "nothing is profiled yet"
+    training.run(fast, 1)
+    base = fast.profile
+    own = unit.forecast(Decision())
+    assert own is not None
+    assert own == pytest.approx(sum(o.count * o.mean_s for o in base.ops), rel=1e-6)
+    other = unit.forecast(Decision(groups=2, late="shadow"))
+    assert other is not None
+    assert other > 0
     fast.close()

@@ -1,0 +1,159 @@
+"""What the operations of a schedule cost, from the profile of another schedule of the same program.
+
+An operation is found again by its name and the user's line. One that runs on fewer rows (a tile)
+or on more (collected over a loop) keeps a fixed part, the cost of its calls, and scales the rest.
+A simulator that was stepped as a whole is taken apart into its shards: each has its share of the
+core seconds, and what the coordinator spent on the whole step it spends on taking them in.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch.fx as fx
+
+from rose_compiler.base.profile import OpTime, Profile
+from rose_compiler.ir import facts
+from rose_compiler.ir.keys import nodes_by_key
+from rose_compiler.ir.ops import BRANCH, LOOP
+from rose_compiler.ir.program import Program, is_call, op_of
+from rose_compiler.tune.nest import Cost, Costs
+
+#: Seconds of one call of torch on few rows: dispatch, allocation and the kernel's start. Measured
+#: on one core of an EPYC; a linear layer of 256 takes about twice this.
+CALL_S = 4e-6
+#: Seconds of what a schedule adds itself: cutting rows, joining them, drawing noise.
+SMALL_S = 10e-6
+#: Seconds from handing a step over to its begin, where no profile has seen one.
+LAUNCH_S = 60e-6
+#: Share of its time that a simulator must keep cores busy for to count as computing.
+_COMPUTES = 0.3
+
+#: An operation by name and line.
+_Identity = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Known:
+    """One operation as profiled: its cost, and how often it runs an iteration, all places together.
+
+    ``places`` is the number of nodes that it stands at, ``own_s`` what its thread computed itself.
+    """
+
+    cost: Cost
+    runs: float
+    places: int
+    own_s: float
+
+
+def transfer(
+    profile: Profile, profiled: Program, program: Program, shards: int = 1
+) -> tuple[Costs, dict[str, float]]:
+    """Costs of the operations of ``program`` by key, and how often each runs a trip of its body.
+
+    Args:
+        profile: of ``profiled``, another schedule of the same captured program.
+        shards: how many parts of the simulator step beside each other when it steps as a whole.
+    """
+    known = _known(profile, profiled)
+    trips = _trips(profile)
+    nodes = {k: n for k, n in nodes_by_key(program).items() if _counts(n)}
+    places: dict[_Identity, list[str]] = defaultdict(list)
+    for key, node in nodes.items():
+        places[_identity(node)].append(key)
+    costs: dict[str, Cost] = {}
+    times: dict[str, float] = {}
+    for identity, keys in places.items():
+        found = known.get(identity)
+        for key in keys:
+            node = nodes[key]
+            body = _body_runs(key, trips)
+            if found is None:
+                costs[key], times[key] = _added(node), 1.0
+                continue
+            each = found.runs / found.places / body if body else 0.0
+            deferred = "defer" in facts.get(node).origin.passes
+            # in an arm of a branch it runs on some trips; behind a loop once for all of them
+            times[key] = min(1.0, each)
+            if op_of(node).kind == "step":
+                costs[key] = _step(found, len(keys) / found.places, shards)
+            else:
+                rows = found.places / len(keys) * (max(1.0, each) if deferred else 1.0)
+                costs[key] = scaled(found.cost, rows, _calls(node))
+    return Costs(costs), times
+
+
+def scaled(cost: Cost, rows: float, calls: int) -> Cost:
+    """The cost on ``rows`` times as many rows, a fixed :data:`CALL_S` for each of its calls."""
+    if rows == 1.0 or cost.run_s <= 0:
+        return cost
+    fixed = min(cost.run_s, calls * CALL_S)
+    run = fixed + (cost.run_s - fixed) * rows
+    return replace(cost, run_s=run, work_s=cost.work_s * run / cost.run_s)
+
+
+def _step(found: Known, groups: float, shards: int) -> Cost:
+    """A step of one of ``groups`` groups, from one of all shards together."""
+    cost = found.cost
+    if groups <= 1.0:
+        return cost
+    own = min(cost.run_s, found.own_s)
+    work = max(0.0, cost.work_s - own)
+    computes = work >= _COMPUTES * cost.run_s
+    parts = max(float(shards), groups)
+    run = work / parts if computes else cost.run_s - own
+    return Cost(run, work / groups, 0.0, own / groups, LAUNCH_S)
+
+
+def _known(profile: Profile, profiled: Program) -> dict[_Identity, Known]:
+    nodes = nodes_by_key(profiled)
+    iterations = max(1, len(profile.iteration_s))
+    found: dict[_Identity, list[OpTime]] = defaultdict(list)
+    for times in profile.ops:
+        if times.op in nodes:
+            found[_identity(nodes[times.op])].append(times)
+    made = {}
+    for identity, parts in found.items():
+        runs = sum(times.count for times in parts)
+
+        def mean(name: str, parts: list[OpTime] = parts, runs: int = runs) -> float:
+            return sum(getattr(times, name) * times.count for times in parts) / runs
+
+        names = ("mean_s", "work_s", "submit_s", "receive_s", "launch_s")
+        cost = Cost(*(mean(name) for name in names))
+        made[identity] = Known(cost, runs / iterations, len(parts), mean("cpu_s"))
+    return made
+
+
+def _trips(profile: Profile) -> dict[str, float]:
+    return {one.loop: one.runs * one.trips for one in profile.loops}
+
+
+def _body_runs(key: str, trips: Mapping[str, float]) -> float:
+    """How often the body that a node lies in runs an iteration."""
+    around = key.rpartition("/")[0]
+    return trips.get(around, 1.0) if around else 1.0
+
+
+def _counts(node: fx.Node) -> bool:
+    return not (is_call(node, LOOP) or is_call(node, BRANCH))
+
+
+def _identity(node: fx.Node) -> _Identity:
+    return op_of(node).name, str(facts.get(node).origin.where)
+
+
+def _calls(node: fx.Node) -> int:
+    body = op_of(node).body
+    if body is None:
+        return 1
+    return sum(n.op in ("call_function", "call_method") for n in body.graph.nodes)
+
+
+def _added(node: fx.Node) -> Cost:
+    """What a schedule has added itself, or what was not seen to run."""
+    op = op_of(node)
+    seconds = SMALL_S if op.kind == "builtin" else 0.0
+    return Cost(seconds, seconds)
