@@ -171,7 +171,13 @@ class CallLowering(Callees):
             live or set(),
             kind="component",
             stem=stem,
-            attributes={"declared": components.declared(target.value)},
+            attributes={
+                "declared": components.declared(target.value),
+                "given": {
+                    **dict(zip(parameters, names, strict=False)),
+                    **{str(k.arg): n for k, n in zip(call.keywords, more, strict=True)},
+                },
+            },
         )
         for each in (*names, *more):
             scope.bindings.pop(each, None)

@@ -113,8 +113,18 @@ def _sign(op: Op, effects: Effects) -> None:
         writes=tuple(effects.writes),
         may_raise=effects.may_raise,
         declared=isinstance(declared, Declaration),
-        batch=declared.batch if isinstance(declared, Declaration) else op.signature.batch,
+        batch=_promised(op, declared) if isinstance(declared, Declaration) else op.signature.batch,
     )
+
+
+def _promised(op: Op, declared: Declaration) -> tuple[tuple[str, int], ...] | None:
+    """The declared batch axes by the names that the operation has for the parameters; those of
+    parameters that the call leaves out are dropped."""
+    if declared.batch is None:
+        return None
+    given = op.attributes.get("given", {})
+    named = ((given.get(name, name), axis) for name, axis in declared.batch)
+    return tuple((n, a) for n, a in named if n.startswith("return") or n in op.signature.params)
 
 
 def name_states(program: Program, record: Record) -> None:

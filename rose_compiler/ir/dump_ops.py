@@ -32,6 +32,7 @@ _CAPTURED = frozenset(
         "owner",
         "statics",
         "conditional",
+        "given",
         "part_of",
     )
 )
