@@ -45,7 +45,6 @@ def test_what_is_not_there_yet_says_so() -> None:
     compiled = rose_compiler.compile(lambda_free)
     tries = {
         "quota_plan": lambda: compiled.quota_plan,
-        "check": lambda: rose_compiler.compile(lambda_free, check=True),
         "staleness": lambda: rose_compiler.compile(lambda_free, staleness={"policy": 1}),
         "backend": lambda: rose_compiler.compile(lambda_free, backend="virtual:h100"),
     }

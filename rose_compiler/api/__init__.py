@@ -38,7 +38,8 @@ def compile(
         backend: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         tune: try several schedules on real iterations and keep the fastest; ``False`` takes the
             default schedule; a path takes the decision saved there.
-        check: compare the schedule with the sequential program while running.
+        check: checking mode: run each iteration one operation at a time, compute again what passes
+            rewrote, and hold declarations against what is touched. Slow; nothing is tuned.
         memory_limit: bytes that values collected over a loop may take; no limit by default.
         timeout: seconds to wait for a lane before giving up with an error; no limit by default.
         run_ahead: start operations before an earlier one that may raise has ended.
@@ -49,7 +50,7 @@ def compile(
     Raises:
         CaptureError: for a builtin, lambda, class, generator, or a function without source.
         ConfigError: for an argument with a value that does not exist.
-        NotImplementedError: for ``staleness`` and ``check``, which are not there yet.
+        NotImplementedError: for ``staleness``, which is not there yet.
     """
     options = make_options(
         numerics=numerics,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -154,13 +154,10 @@ def contradict(program: Program, observer: Observer, log: RemarkLog) -> None:
         op = op_of(observation.node)
         if op.signature.reads is None or op.signature.writes is None:
             continue
-        lacking = _Lacking(observation, list(deps.effects(observation.node)), observer.names)
-        writes: dict[str, SourceLocation | None] = {}
-        for state, line in lacking.writes():
-            writes.setdefault(state, line)
+        writes, found = lacking(observation, deps.effects(observation.node), observer.names)
         if writes and declared(op):
-            raise undeclared_write(observation.node, *next(iter(writes.items())))
-        reads = set(lacking.reads())
+            raise undeclared(observation.node, "writes", *next(iter(writes.items())))
+        reads = set(found)
         named = {w for w in writes if w != HIDDEN and not w.startswith("=")}
         if reads or named:
             both = added.setdefault(observation.node, (set(), set()))
@@ -196,6 +193,18 @@ def _tell(node: fx.Node, reads: set[str], writes: set[str], log: RemarkLog) -> N
             f"`{op_of(node).name}` was seen to do more than was known: it {' and '.join(told)}",
         )
     )
+
+
+def lacking(
+    observation: Observation, effects: Iterable[Effect], names: StateNames
+) -> tuple[dict[str, SourceLocation | None], dict[str, SourceLocation | None]]:
+    """The states that an observed call wrote, and those it read, without an effect that says so,
+    with the user's line where it is known."""
+    found = _Lacking(observation, list(effects), names)
+    writes: dict[str, SourceLocation | None] = {}
+    for state, line in found.writes():
+        writes.setdefault(state, line)
+    return writes, dict.fromkeys(found.reads())
 
 
 class _Lacking:
@@ -266,24 +275,26 @@ def _covered(state: str, known: list[str]) -> bool:
     )
 
 
-def undeclared_write(node: fx.Node, state: str, line: SourceLocation | None) -> RoseError:
-    """The error for a write that the declaration of a component leaves out."""
+def undeclared(node: fx.Node, word: str, state: str, line: SourceLocation | None) -> RoseError:
+    """The error for what the declaration of a component leaves out: ``word`` is "writes" or
+    "reads"."""
     op = op_of(node)
     called = facts.get(node).origin.where
     entry = entry_for(node, state)
-    listed = [*(w for w in op.signature.writes or ()), *([entry] if entry else [])]
-    listed = [spelled(node, w) for w in listed]
+    known = (op.signature.writes if word == "writes" else op.signature.reads) or ()
+    listed = [spelled(node, w) for w in (*known, *([entry] if entry else []))]
     what = f"its argument `{listed[-1]}`" if state.startswith("=") else f"`{state}`"
     what = HIDDEN if state == HIDDEN else what
-    help_ = f"declare what it does: writes={listed!r}"
+    help_ = f"declare what it does: {word}={listed!r}"
     if state == HIDDEN:
         help_ = "hand the state in as an argument and declare it, or leave `writes` out: unknown"
     return fail(
         "declare-contradicted",
-        f"`{op.name}` writes {what}, which its declaration leaves out",
+        f"`{op.name}` {word} {what}, which its declaration leaves out",
         where=line or called,
-        expected=f"writes={[spelled(node, w) for w in op.signature.writes or ()]!r}",
-        found=f"a write of {what}" + (f", called at {called}" if line and called else ""),
+        expected=f"{word}={[spelled(node, w) for w in known]!r}",
+        found=f"a {word.rstrip('s')} of {what}"
+        + (f", called at {called}" if line and called else ""),
         help=help_,
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from rose_compiler.api.checking import Checker
 from rose_compiler.api.costing import forecast
 from rose_compiler.api.observing import Observer, contradict
 from rose_compiler.api.options import Options
@@ -113,6 +114,7 @@ class Unit:
         self.profiling = Profiling()
         self.text = ""
         self.recorded = False
+        self.checked = 0  # comparisons of the last iteration in checking mode
         self.folder = ""  # below the one that ROSE_DUMP names
         self.last: Schedule | None = None
         self.schedules: dict[tuple[Decision, Settings, int], Schedule] = {}
@@ -135,6 +137,8 @@ class Unit:
         if knobs.current().interp:
             return interp.run(self.program, values, states)
         tuning = self.tuning(eager is not None)
+        if self.options.check or knobs.current().verify >= 2:
+            return self._checked(tuning, values, states)
         if self._wants_baseline(tuning):
             done, result = self._baseline(runtime, values, states, tuning)
             if done:
@@ -170,6 +174,15 @@ class Unit:
             if trace is not None and target is not None:
                 trace.start, trace.end = started, time.perf_counter()
                 trace.write(target)
+        return result
+
+    def _checked(self, tuning: Tuning, values: Mapping[str, Any], states: Mapping[str, Any]) -> Any:
+        """Run one iteration in checking mode, by the schedule in force or the default one."""
+        self.last = self.build(tuning.best if tuning.settled else tuning.default)
+        checker = Checker(self.program, self.last.program, states, self.options.numerics)
+        result = checker.run(values)
+        self.checked = checker.checked
+        checker.tell(self.log)
         return result
 
     def _bound(

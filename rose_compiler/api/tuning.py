@@ -55,8 +55,10 @@ class Tuning:
         self._edit = knobs.current().edit
         close = options.numerics == "close"
         fuse = fusable and close
+        #: What runs where nothing is tuned.
+        self.default = options.decision or default_decision(shards, asynchronous, close, fuse)
         if options.decision is not None or not options.tune or self._edit is not None:
-            self._fixed = options.decision or default_decision(shards, asynchronous, close, fuse)
+            self._fixed = self.default
             return
         self._fixed = Decision()
         space = candidates(

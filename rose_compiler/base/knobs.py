@@ -124,7 +124,7 @@ _LIST = (
         "verify",
         "0, 1 or 2",
         "0 checks nothing between passes, 1 checks the rules of the stage, 2 adds the dump's "
-        "round trip",
+        "round trip and runs iterations in checking mode",
         _level,
     ),
     (

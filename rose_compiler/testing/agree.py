@@ -22,6 +22,7 @@ from rose_compiler.ir import facts, interp
 from rose_compiler.ir.ops import DRAW, RANDN, Op
 from rose_compiler.ir.program import Program, is_call, op_of
 from rose_compiler.runtime.probe import ATOL_SHARE, RTOL, Verdict, compare_outputs
+from rose_compiler.runtime.rows import kept, rows_of, span
 
 How = Literal["whole", "tiles", "trips"]
 _ORDER: tuple[Verdict, ...] = ("bits", "close", "differ")
@@ -153,7 +154,7 @@ class _Reference(interp.Interpreter):
         result = super()._call(node, env)
         if is_call(node) and op_of(node).kind != "builtin":
             op = op_of(node)
-            self.results.setdefault(op, []).append(_kept(result))
+            self.results.setdefault(op, []).append(kept(result))
             self.names.setdefault(op, (op.name, facts.get(node).origin.where))
             if _draws(node):
                 self.generators.append((op.name, torch.get_rng_state()))
@@ -208,7 +209,7 @@ class _Beside(interp.Interpreter):
         calls = self.reference.results[root]
         given = _picked(result, positions)
         wanted = [_picked(_taken(c, root, positions), positions) for c in calls]
-        rows, all_rows = _rows(given), _rows(wanted[0])
+        rows, all_rows = rows_of(given), rows_of(wanted[0])
         if node not in self.how:
             self.how[node] = _how(rows, all_rows)
         how = self.how[node]
@@ -216,7 +217,7 @@ class _Beside(interp.Interpreter):
         start, count = cursor.position, 1 if how == "whole" else rows or 1
         cursor.position += count
         cursor.told.calls += 1
-        expected = _span(wanted, cursor.rows, start, start + count)
+        expected = span(wanted, cursor.rows, start, start + count)
         self._judge(cursor.told, expected, given)
         if how == "whole" and op is root:
             return result  # its own result, which may share memory with a state
@@ -254,19 +255,6 @@ class _Beside(interp.Interpreter):
         if self.reference.generators and not torch.equal(last[0], self.reference.generators[-1][1]):
             return "random numbers were drawn behind the last draw of the captured program"
         return ""
-
-
-def _kept(value: Any) -> Any:
-    """A value with tensors and arrays copied: what holds them may be written again."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if type(value) in (tuple, list):
-        return type(value)(_kept(v) for v in value)
-    if type(value) is dict:
-        return {k: _kept(v) for k, v in value.items()}
-    return value
 
 
 def _taken(
@@ -312,52 +300,10 @@ def _like(result: Any, expected: Any) -> Any:
     return result
 
 
-def _rows(value: Any) -> int | None:
-    """Rows of the first tensor or array in a value."""
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return value.shape[0] if value.ndim else None
-    if isinstance(value, tuple | list):
-        return next((n for v in value if (n := _rows(v)) is not None), None)
-    return None
-
-
 def _how(rows: int | None, all_rows: int | None) -> How:
     if rows is None or all_rows is None or rows == all_rows:
         return "whole"
     return "tiles" if rows < all_rows else "trips"
-
-
-def _span(calls: list[Any], rows: int, start: int, stop: int) -> Any:
-    """Rows ``start`` to ``stop`` of what all calls made, one behind the other."""
-    parts, position = [], start
-    while position < stop and position // rows < len(calls):
-        call, low = divmod(position, rows)
-        high = min(rows, low + stop - position)
-        whole = low == 0 and high == rows
-        parts.append(calls[call] if whole else _cut(calls[call], low, high, rows))
-        position += high - low
-    return _join(parts) if parts else None
-
-
-def _cut(value: Any, low: int, high: int, rows: int) -> Any:
-    if isinstance(value, torch.Tensor | np.ndarray) and value.ndim and value.shape[0] == rows:
-        return value[low:high]
-    if isinstance(value, tuple | list):
-        return type(value)(_cut(v, low, high, rows) for v in value)
-    return value
-
-
-def _join(parts: list[Any]) -> Any:
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    if isinstance(first, torch.Tensor):
-        return torch.cat(parts)
-    if isinstance(first, np.ndarray):
-        return np.concatenate(parts)
-    if isinstance(first, tuple | list):
-        return type(first)(_join([p[i] for p in parts]) for i in range(len(first)))
-    return first
 
 
 def _pairs(expected: Any, given: Any) -> Iterator[tuple[Any, Any]]:
