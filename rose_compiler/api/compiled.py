@@ -190,6 +190,7 @@ class Compiled:
         tuning = self._require().unit.tuning()
         log = RemarkLog()
         log.extend(self._log)
+        log.extend(self._require().unit.watch.remarks)
         log.extend(self._schedule().history.remarks)
         head = textwrap.fill(f"{self.__name__}: {tuning.summary()}", width, break_long_words=False)
         parts = [head, log.render(width)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,12 +13,12 @@ import torch.fx as fx
 
 from rose_compiler.api.checking import Checker
 from rose_compiler.api.costing import forecast
-from rose_compiler.api.observing import Observer, contradict
 from rose_compiler.api.options import Options
 from rose_compiler.api.probing import Prober
 from rose_compiler.api.profiling import Profiling
 from rose_compiler.api.tracing import Trace, Tracer
 from rose_compiler.api.tuning import Tuning
+from rose_compiler.api.watching import Watch, copy_program
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.knobs import Settings
@@ -27,17 +26,11 @@ from rose_compiler.base.remarks import Remark, RemarkLog
 from rose_compiler.codegen.emit import Emitted, emit
 from rose_compiler.codegen.load import copied_from, edited, load
 from rose_compiler.codegen.timed import Timer
-from rose_compiler.frontend.batches import annotate
 from rose_compiler.frontend.capture import capture
 from rose_compiler.frontend.components import is_simulator
-from rose_compiler.frontend.graphs import trace_runs
 from rose_compiler.frontend.guards import Arguments, make_guards
-from rose_compiler.frontend.record import Record, Recorder
-from rose_compiler.frontend.states import refine
 from rose_compiler.frontend.unit import find_iterations, one_trip
-from rose_compiler.ir import bodies, interp
-from rose_compiler.ir.dump import dump
-from rose_compiler.ir.ops import OpTable
+from rose_compiler.ir import interp
 from rose_compiler.ir.program import LoopView, Program, is_state, placeholders
 from rose_compiler.ir.verify import verify
 from rose_compiler.passes.base import PassContext
@@ -45,21 +38,6 @@ from rose_compiler.passes.manager import History, PassManager
 from rose_compiler.passes.pipeline import PIPELINE
 from rose_compiler.runtime.optimizers import why_not_fused
 from rose_compiler.runtime.support import Runtime
-
-
-def copy_program(program: Program) -> Program:
-    """A program that passes may rewrite, over the same operations and objects."""
-    copy = Program(
-        program.name,
-        program.root,
-        OpTable(dict(program.ops.by_name)),
-        program.value_params,
-        program.state_params,
-        program.stage,
-        program.objects,
-    )
-    copy.root = bodies.copied(program.root, program, {}, "")
-    return copy
 
 
 @dataclass
@@ -118,8 +96,8 @@ class Unit:
         self.folder = ""  # below the one that ROSE_DUMP names
         self.last: Schedule | None = None
         self.schedules: dict[tuple[Decision, Settings, int], Schedule] = {}
-        self._examples: dict[str, Any] = {}
         self._tuning: Tuning | None = None
+        self.watch = Watch(program, log)
 
     def run(
         self,
@@ -132,8 +110,22 @@ class Unit:
 
         ``eager`` runs the user's own statements, where that is possible.
         """
-        if not self.recorded:
-            return self._first(values, states)
+        # what may change from one trip of the user's loop to the next is no guard's to see
+        if not self.recorded or (eager is None and not self.watch.knows(values)):
+            return self._watched(values, states)
+        result = self._scheduled(values, states, runtime, eager)
+        if self.watch.behind:
+            self.watch.catch_up()
+            self._start_over()
+        return result
+
+    def _scheduled(
+        self,
+        values: Mapping[str, Any],
+        states: Mapping[str, Any],
+        runtime: Runtime,
+        eager: Callable[[], Any] | None,
+    ) -> Any:
         if knobs.current().interp:
             return interp.run(self.program, values, states)
         tuning = self.tuning(eager is not None)
@@ -236,24 +228,19 @@ class Unit:
         tuning.skip(time.perf_counter() - started)
         return True, result
 
-    def _first(self, values: Mapping[str, Any], states: Mapping[str, Any]) -> Any:
-        said = len(self.log)
-        recorder = Recorder(self.program)
-        observer = Observer(self.program, recorder)
-        result = interp.run(self.program, values, states, hooks=observer)
-        record = recorder.record
-        refine(self.program, record, self.log)
-        contradict(self.program, observer, self.log)
-        self._examples = _examples(record)
-        trace_runs(self.program, record, self.log)
-        annotate(self.program, record, self._examples)
-        record.release()
-        verify(self.program)
-        self.text = dump(self.program)
-        self.recorded = True
-        if knobs.current().remarks and len(self.log) > said:
-            print(self.log[said:].render(), file=sys.stderr)
+    def _watched(self, values: Mapping[str, Any], states: Mapping[str, Any]) -> Any:
+        """Run one iteration in program order, and learn from it."""
+        anew, result = self.watch.run(values, states)
+        if anew:
+            self._start_over()
         return result
+
+    def _start_over(self) -> None:
+        """More is known of the program: schedules are built and compared anew."""
+        self.program, self.text = self.watch.program, self.watch.text
+        self.recorded = True
+        self.schedules.clear()
+        self.last = self._tuning = None
 
     def tuning(self, eager: bool = True) -> Tuning:
         """Which schedule comes next; made when the first iteration has been seen."""
@@ -305,7 +292,7 @@ class Unit:
             options=decision,
             shards=self.shards(),
             asynchronous=self.asynchronous(),
-            probe=Prober(program, self._examples),
+            probe=Prober(program, self.watch.examples),
             run_ahead=self.options.run_ahead,
             memory_limit=self.options.memory_limit,
             optimizers=self.optimizers(),
@@ -377,18 +364,48 @@ class Specialization:
         program = self.captured.program
         verify(program)
         self.guards = make_guards(self.captured, args, kwargs)
-        self.iterations = find_iterations(program)
-        unit = program if self.iterations is None else one_trip(program, self.iterations)
-        self.unit = Unit(unit, options, log, tracer)
+        self.iterations = find_iterations(program, self.captured.session)
+
+        def unit(of: Program) -> Unit:
+            return Unit(of, options, log, tracer)
+
+        self._whole = None if self.iterations.loops and self.iterations.sure else unit(program)
+        self._trips = {n: unit(one_trip(program, n)) for n in self.iterations.loops}
+        for number, each in enumerate(self._trips.values()):
+            each.folder = f"loop-{number}" if len(self._trips) > 1 else ""
+        self._called = False
+        self._last: Unit | None = None
 
     def call(self, arguments: Arguments, runtime: Runtime, eager: Callable[[], Any]) -> Any:
         """Run one call of the function."""
-        if self.iterations is None:
-            return self.unit.run(arguments.values, arguments.states, runtime, eager)
+        again, self._called = self._called, True
+        if self._whole is not None and (again or not self._trips):
+            self._last = self._whole
+            return self._whole.run(arguments.values, arguments.states, runtime, eager)
+        for each in self._trips.values():
+            each.program.objects.update({n: arguments.states[n] for n in each.program.state_params})
         program = self.captured.program
         inputs = [arguments.values[n] for n in program.value_params]
         inputs += [arguments.states[n] for n in program.state_params]
         return _Trips(self, arguments, runtime).root(program, inputs)
+
+    @property
+    def unit(self) -> Unit:
+        """The unit that ran last: the whole function, or one trip of the loop over iterations."""
+        if self._last is not None:
+            return self._last
+        return next(iter(self._trips.values())) if self._trips else self._only()
+
+    def _only(self) -> Unit:
+        assert self._whole is not None
+        return self._whole
+
+    def trip_unit(self, loop: fx.Node) -> Unit | None:
+        """What runs one trip of a loop over iterations; ``None`` for any other loop."""
+        found = self._trips.get(loop)
+        if found is not None:
+            self._last = found
+        return found
 
 
 class _Trips(interp.Interpreter):
@@ -403,24 +420,14 @@ class _Trips(interp.Interpreter):
         self.runtime = runtime
 
     def trip(self, loop: fx.Node, number: int, inputs: tuple[Any, ...]) -> interp.Outcome:
-        if loop is not self.of.iterations:
+        unit = self.of.trip_unit(loop)
+        if unit is None:
             return super().trip(loop, number, inputs)
-        unit = self.of.unit
         states = [is_state(p) for p in placeholders(LoopView(loop).graph)]
         given = [v for v, state in zip(inputs, states, strict=True) if not state]
         values = dict(zip(unit.program.value_params, given, strict=True))
         *carried, broke = unit.run(values, self.arguments.states, self.runtime, None)
         return interp.Outcome("break" if broke else "end", tuple(carried))
-
-
-def _examples(record: Record) -> dict[str, Any]:
-    """Values that operations were first called with, by the name of the argument's node."""
-    found: dict[str, Any] = {}
-    for node, example in record.examples.items():
-        for argument, value in zip(node.args, example.args, strict=True):
-            if isinstance(argument, fx.Node):
-                found.setdefault(argument.name, value)
-    return found
 
 
 def simulators(objects: dict[str, Any]) -> dict[str, Any]:

@@ -109,7 +109,8 @@ def _body(f: Function, program: Program, scope: Scope) -> None:
     result: Any = output.args[0]
     used: dict[fx.Node, str] = {n: f.ref(n, scope, None) for n in output.all_input_nodes}
     # only what is returned itself is read here; an unbound variable inside a tuple was read before
-    f.check(output, result, used)
+    if not isinstance(result, tuple):
+        f.check(output, result, used)
     text = f.module.printer.value(result, used)
     if isinstance(result, tuple) and len(result) > 1:
         text = text[1:-1]

@@ -110,7 +110,9 @@ class Operations(Emitter):
         """The name of an operation's function; what may be unbound among its arguments is checked
         in front of it, or by the user's own statements."""
         if not is_block(op):
-            self.check(node, node.args, refs)
+            maybe = op.attributes.get("maybe_unbound", ())
+            pairs = zip(op.signature.params, node.args, strict=False)
+            self.check(node, [arg for name, arg in pairs if name not in maybe], refs)
             return self.module.function(op)
         unset = {
             name

@@ -107,6 +107,8 @@ class BlockMaker:
             },
         )
         self.lowering.ops.add(op)
+        if any(_updates(part, scope, self.lowering) for s in statements for part in ast.walk(s)):
+            self.lowering.loops_do("trains")
         first = statements[0]
         label = outputs[0] if len(outputs) == 1 else name
         node = builder.call(op, *arguments, name=label, **self.lowering.known(first, scope))
@@ -176,6 +178,14 @@ class BlockMaker:
         if had:
             scope.bindings[name] = kept
         return made
+
+
+def _updates(part: ast.AST, scope: Scope, lowering: Core) -> bool:
+    """Whether a call is an optimizer's step, or ``backward``."""
+    if not isinstance(part, ast.Call) or not isinstance(part.func, ast.Attribute):
+        return False
+    attr = part.func.attr
+    return attr == "backward" or (attr == "step" and lowering.trains(part, scope))
 
 
 def _has_private(statements: Sequence[ast.stmt]) -> bool:

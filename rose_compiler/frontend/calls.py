@@ -113,6 +113,7 @@ class CallLowering(Callees):
         assert isinstance(call.func, ast.Attribute)
         env = scope.static(call.func.value)
         assert env is not None
+        self.loops_do("steps")
         made = copy.copy(call)
         made.args, names = self._spelled(call.args, ["action"], scope, builder)
         env_name = scope.fresh("env")
@@ -239,8 +240,14 @@ class CallLowering(Callees):
         self.inline_chain = (*outer_chain, scope.source.where(call))
         self.contexts = (*outer_contexts, *(c for c in inner.contexts if c.kind != "phase"))
         self.inlining.append(inner.fn.__code__)
+        trained = self.trained
         try:
-            return self.inlined_body(body, new, builder, wanted)
+            made = self.inlined_body(body, new, builder, wanted)
+            # `sim.step(action)` of a class of the user's; `algorithm.step(batch)` trains
+            is_step = inner.fn.__name__ == "step" and inner.bound is not None and call.args
+            if is_step and self.trained == trained:
+                self.loops_do("steps")
+            return made
         finally:
             self.inlining.pop()
             self.contexts, self.inline_chain = outer_contexts, outer_chain

@@ -30,6 +30,7 @@ class LoopFrame:
     carried: tuple[str, ...]
     builder: Builder
     scope: Scope
+    where: SourceLocation
 
 
 class Core:
@@ -42,6 +43,7 @@ class Core:
         self.loops: list[LoopFrame] = []
         self.inline_chain: tuple[SourceLocation, ...] = ()
         self.inlining: list[Any] = []
+        self.trained = 0  # calls of optimizers lowered so far
         self.root = Builder()
         self.blocks = BlockMaker(self)
         self._state_nodes: dict[str, fx.Node] = {}
@@ -81,6 +83,18 @@ class Core:
                 scope.bindings[cells[each]] = self.session.root(cells[each], cell)
         node = rewrite_ast.spelled_out(function.node, cells)
         return function if node is function.node else dataclasses.replace(function, node=node)
+
+    def loops_do(self, what: str) -> None:
+        """Remember of the loops around here that they step a simulator, or train."""
+        for frame in self.loops:
+            self.session.loops.setdefault(frame.where, set()).add(what)
+        if what == "trains":
+            self.trained += 1
+            self.session.trains = True
+
+    def trains(self, call: ast.Call, scope: Scope) -> bool:
+        """Whether a call is an optimizer's, or a scaler's for one."""
+        raise NotImplementedError
 
     def statements(
         self, statements: Sequence[ast.stmt], scope: Scope, builder: Builder, live_out: set[str]

@@ -220,6 +220,9 @@ def method_call(
         if effects is None:
             return walker.unknown(f"`{name}`", node)
         return apply(walker, effects, receiver, positional, keywords)
+    if receiver.type is type(None):
+        walker.out.may_raise = True  # and does, so that nothing further happens
+        return FRESH
     effects = known.effects_of_method(receiver.type, attr, kinds, keyword_kinds)
     if effects is not None:
         found = apply(walker, effects, receiver, positional, keywords)

@@ -147,8 +147,9 @@ def joined(values: list[Val]) -> Val:
     first = values[0]
     if all(v == first for v in values):
         return first
-    kinds = {v.type for v in values}
-    kind = first.type if len(kinds) == 1 else None
+    # what is None on some way has the type of the others: using it as one raises there
+    kinds = {v.type for v in values if v.type is not type(None)} or {type(None)}
+    kind = kinds.pop() if len(kinds) == 1 else None
     items = None
     rows = [v.items for v in values if isinstance(v.items, tuple)]
     if len(rows) == len(values) and len({len(r) for r in rows}) == 1:

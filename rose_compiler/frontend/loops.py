@@ -155,7 +155,7 @@ class LoopLowering(BranchLowering):
         for name in stored:
             if name not in carried:
                 scope.bindings.pop(name, None)
-        self.loops.append(LoopFrame(tuple(carried), child, scope))
+        self.loops.append(LoopFrame(tuple(carried), child, scope, where))
         try:
             if isinstance(node, ast.For):
                 if kind == "while":

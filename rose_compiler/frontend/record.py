@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,30 @@ class Record:
         """Forget the values; specs and examples stay."""
         self.results.clear()
 
+    def add(self, later: Record) -> None:
+        """Take over what was seen later, when a part of the program ran for the first time."""
+        self.names = later.names
+        self.results = later.results
+        self.examples = {**later.examples, **self.examples}
+        self.counts.update(later.counts)
+        for node, types in later.types.items():
+            self.types.setdefault(node, {}).update(types)
+        for mine, more in ((self.leaves, later.leaves), (self.saved, later.saved)):
+            for node, states in more.items():
+                mine.setdefault(node, {}).update(states)
+
+    def moved(self, to: Mapping[fx.Node, fx.Node]) -> Record:
+        """The same of a copy of the program."""
+        return Record(
+            self.names,
+            {to[n]: v for n, v in self.examples.items()},
+            {to[n]: v for n, v in self.results.items()},
+            collections.Counter({to[n]: v for n, v in self.counts.items()}),
+            {to[n]: v for n, v in self.types.items()},
+            {to[n]: v for n, v in self.leaves.items()},
+            {to[n]: v for n, v in self.saved.items()},
+        )
+
 
 class Recorder(Hooks):
     """Hooks for the reference interpreter."""
@@ -70,7 +94,7 @@ class Recorder(Hooks):
             return
         seen = self.record.counts[node]
         self.record.counts[node] += 1
-        types = tuple(None if a is UNBOUND else type(a) for a in args)
+        types = tuple(map(type, args))
         self.record.types.setdefault(node, {}).setdefault(types)
         if seen < KEEP and any("backward" in line for line in op.source):
             self._graphs(node, args)

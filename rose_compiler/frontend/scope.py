@@ -12,6 +12,7 @@ from typing import Any
 
 import torch.fx as fx
 
+from rose_compiler.base.errors import SourceLocation
 from rose_compiler.frontend.attributes import (
     NOT_STATIC as NOT_STATIC,
 )
@@ -59,6 +60,9 @@ class Session:
     new_root: Callable[[str, Any], None] = lambda name, value: None
     rebindable: dict[str, Callable[[], Any]] = field(default_factory=dict)  # global/closure roots
     names: StateNames = field(default_factory=lambda: StateNames({}))
+    # what loops of the function do, by their lines: "steps" a simulator, "trains"
+    loops: dict[SourceLocation, set[str]] = field(default_factory=dict)
+    trains: bool = False  # anywhere
     _root_of: dict[int, str] = field(default_factory=dict)
 
     def arguments(self, values: dict[str, Any]) -> None:

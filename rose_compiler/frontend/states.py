@@ -23,7 +23,7 @@ from rose_compiler.frontend.simulators import hands_out_fresh
 from rose_compiler.ir import facts
 from rose_compiler.ir.effects import parse_entry
 from rose_compiler.ir.interp import resolve
-from rose_compiler.ir.ops import STATE, Op
+from rose_compiler.ir.ops import STATE, UNBOUND, Op
 from rose_compiler.ir.program import (
     BranchView,
     LoopView,
@@ -51,6 +51,10 @@ def refine(program: Program, record: Record, log: RemarkLog) -> None:
     find_aliases(program, record)
     mark_step_results(program, record)
     trained: set[str] = set()
+    for node in _walked(program):
+        if node not in record.examples:  # whatever an earlier look at it found
+            op = op_of(node)
+            op.signature = replace(op.signature, reads=None, writes=None)
     found = _analyze_all(program, record, trained)
     if trained:  # some forwards were looked at before it was known that they may train
         found = _analyze_all(program, record, trained)
@@ -257,6 +261,8 @@ def _walk(
     for name, kind, argument in zip(op.signature.params, types, node.args, strict=True):
         index = name if kind is int else ""
         static = statics.get(name)
+        if kind is type(UNBOUND):
+            kind = type(None)  # reading it raises, as using None does
         if isinstance(static, Static):
             bindings[name] = walker.live(static.value, frozenset({name}))
         elif not isinstance(argument, fx.Node):

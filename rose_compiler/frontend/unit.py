@@ -2,32 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch.fx as fx
 
+from rose_compiler.base.errors import SourceLocation
+from rose_compiler.frontend.scope import Session
 from rose_compiler.ir import bodies, facts
 from rose_compiler.ir.ops import BREAK_IF, CONTINUE_IF, LOOP, STATE, OpTable
 from rose_compiler.ir.program import Builder, LoopView, Program, is_call, is_state, op_of
 
 
-def find_iterations(program: Program) -> fx.Node | None:
-    """The loop over training iterations, when the function was written as the whole of it: the one
-    loop of the function's own body with a loop inside that steps a simulator."""
-    found = [
-        node
-        for node in program.graph.nodes
-        if is_call(node, LOOP)
-        and any(is_call(n, LOOP) and _steps(LoopView(n).graph) for n in LoopView(node).graph.nodes)
-    ]
-    return found[0] if len(found) == 1 else None
+@dataclass(frozen=True)
+class Iterations:
+    """The loops over training iterations of a function, in order.
+
+    ``sure`` unless nothing tells a whole training from one update over a buffer: both are loops
+    around an optimizer's step, and no simulator is in sight. Who calls the function again did not
+    write the whole training.
+    """
+
+    loops: tuple[fx.Node, ...]
+    sure: bool = True
 
 
-def _steps(graph: fx.Graph) -> bool:
-    return any(
-        is_call(n) and (op_of(n).kind == "step" or (n.target is LOOP and _steps(LoopView(n).graph)))
-        for n in graph.nodes
-    )
+def find_iterations(program: Program, session: Session) -> Iterations:
+    """The loops over training iterations, when the function was written as the whole of it.
+
+    They are loops of the function's own body that step a simulator and train, on any level below;
+    where nothing is seen to train, a single one around loops that step a simulator; with no
+    simulator at all, loops that train.
+    """
+    does = session.loops
+    loops = [n for n in program.graph.nodes if is_call(n, LOOP)]
+    steps = {n for n in program.nodes() if is_call(n, LOOP) and _does(n, "steps", does)}
+    whole = tuple(n for n in loops if n in steps and _does(n, "trains", does))
+    if whole:
+        return Iterations(whole)
+    around = tuple(n for n in loops if any(m in steps for m in LoopView(n).graph.nodes))
+    if len(around) == 1 and not session.trains:
+        return Iterations(around)
+    if steps or any(is_call(n) and op_of(n).kind == "step" for n in program.nodes()):
+        return Iterations(())
+    return Iterations(tuple(n for n in loops if _does(n, "trains", does)), sure=False)
+
+
+def _does(loop: fx.Node, what: str, does: Mapping[SourceLocation, set[str]]) -> bool:
+    where = facts.get(loop).origin.where
+    return where is not None and what in does.get(where, ())
 
 
 def one_trip(program: Program, node: fx.Node) -> Program:

@@ -103,6 +103,8 @@ class Interpreter:
         """Run the root graph on its values and states."""
         outcome = self.graph(program.graph, inputs)
         assert outcome.how == "end", "an exit outside a loop"
+        if isinstance(outcome.values, tuple):
+            return outcome.values  # what may be unbound in a tuple was read in front of it
         return self._bound(output_node(program.graph), outcome.values)
 
     def graph(self, graph: fx.Graph, inputs: Iterable[Any]) -> Outcome:
@@ -255,6 +257,19 @@ class Interpreter:
                         dead.setdefault(node, []).append(used)
             self._last_uses[graph] = dead
         return self._last_uses[graph]
+
+
+def run_node(node: fx.Node, values: Mapping[fx.Node, Any], hooks: Hooks) -> tuple[Any, ...]:
+    """Run one loop or branch, given what its arguments stand for; its results.
+
+    Raises:
+        ValueError: for a branch that leaves the loop around it.
+    """
+    env = dict(values)
+    interpreter = Interpreter(hooks)
+    if interpreter._node(node, env) is not None:
+        raise ValueError(f"{node} leaves the loop around it")
+    return tuple(env[node])
 
 
 def _checked(node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:

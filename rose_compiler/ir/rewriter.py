@@ -174,11 +174,17 @@ class Rewriter(Nesting):
         self._changed()
 
     def retarget(self, node: fx.Node, op: Op, *args: Value) -> None:
-        """Let a node call another operation, with other arguments; its users stay with it."""
+        """Let a node call another operation, with other arguments; its users stay with it.
+
+        A loop or branch loses its bodies by that.
+        """
+        bodies_of = [n for n in node.all_input_nodes if n.op == "get_attr"]
         node.target = op
         node.args = fx.node.map_aggregate(args, lambda v: self.use(v, node.graph))
         facts.put(node, origin=facts.get(node).origin.stamped(self.pass_name))
         self.register(op)
+        for used in bodies_of:
+            self._drop_body(used)
 
     def repick(self, picked: fx.Node, of: fx.Node, position: int) -> None:
         """Let a pick take a result of another tuple, made in front of it."""
@@ -197,10 +203,13 @@ class Rewriter(Nesting):
         attributes = [n for n in node.all_input_nodes if n.op == "get_attr"]
         node.graph.erase_node(node)
         for used in attributes:
-            if not used.users:
-                used.graph.erase_node(used)
-                delattr(used.graph.owning_module, str(used.target))
+            self._drop_body(used)
         self._changed()
+
+    def _drop_body(self, used: fx.Node) -> None:
+        if not used.users:
+            used.graph.erase_node(used)
+            delattr(used.graph.owning_module, str(used.target))
 
     def move(
         self, node: fx.Node, *, before: fx.Node | None = None, after: fx.Node | None = None

@@ -1,0 +1,157 @@
+"""What an iteration was seen to do, and what follows: effects, graphs, batches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch.fx as fx
+
+from rose_compiler.api.observing import Observer, contradict
+from rose_compiler.base import knobs
+from rose_compiler.base.remarks import RemarkLog
+from rose_compiler.frontend.batches import annotate
+from rose_compiler.frontend.first_run import hold_back
+from rose_compiler.frontend.graphs import trace_runs
+from rose_compiler.frontend.record import Record, Recorder
+from rose_compiler.frontend.states import refine
+from rose_compiler.ir import bodies, interp
+from rose_compiler.ir.dump import dump
+from rose_compiler.ir.ops import OpTable
+from rose_compiler.ir.program import Program, op_of
+from rose_compiler.ir.verify import verify
+
+#: How often a program is looked at anew because a part of it ran for the first time, or was handed
+#: values of other types.
+MAX_LOOKS = 8
+
+
+class Watch:
+    """One program as captured, and what was seen of it so far.
+
+    ``program`` is a copy with effects and graphs, for passes to rewrite copies of; ``examples`` are
+    values that operations were first called with, ``remarks`` what could not be understood.
+    """
+
+    def __init__(self, captured: Program, log: RemarkLog) -> None:
+        self.captured = captured
+        self.log = log  # of the whole function: what was observed stays true
+        self.program = captured
+        self.text = ""
+        self.examples: dict[str, Any] = {}
+        self.remarks = RemarkLog()
+        self._record: Record | None = None
+        self._later: list[Observer] = []
+        self._observed: dict[fx.Node, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self._kinds: set[tuple[type, ...]] = set()
+        self._looks = 0
+
+    def knows(self, values: Mapping[str, Any]) -> bool:
+        """Whether values of these types were seen: effects hang on them."""
+        return _kinds(values) in self._kinds
+
+    @property
+    def behind(self) -> bool:
+        """Whether a part ran for the first time since :attr:`program` was made."""
+        return bool(self._later)
+
+    def run(self, values: Mapping[str, Any], states: Mapping[str, Any]) -> tuple[bool, Any]:
+        """Run one iteration in program order, watched: whether :attr:`program` is a new one, and
+        the result."""
+        if self._looks >= MAX_LOOKS:
+            return False, interp.run(self.captured, values, states)
+        observer = self._observer()
+        result = interp.run(self.captured, values, states, hooks=observer)
+        self._kinds.add(_kinds(values))
+        self._later.append(observer)
+        self.catch_up()
+        return True, result
+
+    def catch_up(self) -> None:
+        """Make :attr:`program` anew from all that was seen."""
+        observers, self._later = self._later, []
+        for observer in observers:
+            assert observer.recorder is not None
+            if self._record is None:
+                self._record = observer.recorder.record
+            else:
+                self._record.add(observer.recorder.record)
+        assert self._record is not None
+        self._looks += 1
+        self._understand(self._record, observers)
+
+    def _observer(self) -> Observer:
+        return Observer(self.captured, Recorder(self.captured))
+
+    def _first_run(self) -> Observer:
+        """What watches a part that runs for the first time."""
+        self._later.append(self._observer())
+        return self._later[-1]
+
+    def _observe(self, observers: list[Observer]) -> None:
+        """Hold what was seen of operations against what is known, now and on earlier looks."""
+        for node, (reads, writes) in self._observed.items():
+            known = op_of(node).signature
+            if known.reads is not None and known.writes is not None:
+                made = replace(known, reads=(*known.reads, *reads), writes=(*known.writes, *writes))
+                op_of(node).signature = made
+        for observer in observers:
+            before = {o.node: op_of(o.node).signature for o in observer.found}
+            contradict(self.captured, observer, self.log)
+            for node, old in before.items():
+                new = op_of(node).signature
+                if new is not old:
+                    reads, writes = self._observed.get(node, ((), ()))
+                    more = (new.reads or ())[len(old.reads or ()) :]
+                    also = (new.writes or ())[len(old.writes or ()) :]
+                    self._observed[node] = ((*reads, *more), (*writes, *also))
+
+    def _understand(self, record: Record, observers: list[Observer]) -> None:
+        self.remarks = log = RemarkLog()
+        refine(self.captured, record, log)
+        self._observe(observers)
+        self.program = program = copy_program(self.captured)
+        copies = dict(zip(self.captured.nodes(), program.nodes(), strict=True))
+        if self._looks < MAX_LOOKS:
+            original = {copy: node for node, copy in copies.items()}
+            hold_back(program, original, record, self._first_run, log)
+        moved = record.moved(copies)
+        self.examples = _examples(moved)
+        trace_runs(program, moved, log)
+        annotate(program, moved, self.examples)
+        record.release()
+        verify(program)
+        self.text = dump(program)
+        if knobs.current().remarks and len(log):
+            print(log.render(), file=sys.stderr)
+
+
+def copy_program(program: Program) -> Program:
+    """A program that passes may rewrite, over the same operations and objects."""
+    copy = Program(
+        program.name,
+        program.root,
+        OpTable(dict(program.ops.by_name)),
+        program.value_params,
+        program.state_params,
+        program.stage,
+        program.objects,
+    )
+    copy.root = bodies.copied(program.root, program, {}, "")
+    return copy
+
+
+def _kinds(values: Mapping[str, Any]) -> tuple[type, ...]:
+    return tuple(map(type, values.values()))
+
+
+def _examples(record: Record) -> dict[str, Any]:
+    """Values that operations were first called with, by the name of the argument's node."""
+    found: dict[str, Any] = {}
+    for node, example in record.examples.items():
+        for argument, value in zip(node.args, example.args, strict=True):
+            if isinstance(argument, fx.Node):
+                found.setdefault(argument.name, value)
+    return found
