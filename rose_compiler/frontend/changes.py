@@ -201,7 +201,9 @@ class _Finder:
             return
         node = source.tree(fn)
         if node is None:
-            self._scan_code(fn.__code__, fn)
+            # what `dataclass` writes sets the fields of the new object only
+            stores = not (fn.__name__ in _BORN and hasattr(owner, "__dataclass_fields__"))
+            self._scan_code(fn.__code__, fn, stores)
             return
         spec = node.args
         first = next(iter((*spec.posonlyargs, *spec.args)), None)
@@ -221,12 +223,13 @@ class _Finder:
             elif isinstance(part, ast.Call):
                 self._call(part, fn, owner, self_name)
 
-    def _scan_code(self, code: types.CodeType, fn: types.FunctionType) -> None:
+    def _scan_code(self, code: types.CodeType, fn: types.FunctionType, stores: bool) -> None:
         """What a function without source, a lambda for instance, does by its bytecode."""
         for instruction in dis.get_instructions(code):
             name = instruction.argval
             if instruction.opname in ("STORE_ATTR", "DELETE_ATTR"):
-                self.changes.attributes.setdefault(name, set()).add(None)
+                if stores:
+                    self.changes.attributes.setdefault(name, set()).add(None)
             elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 self.changes.globals.add((id(fn.__globals__), name))
             elif instruction.opname == "STORE_DEREF" and name in fn.__code__.co_freevars:
@@ -244,7 +247,7 @@ class _Finder:
             elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
                 self.changes.names.add(name)
             elif isinstance(name, types.CodeType):
-                self._scan_code(name, fn)
+                self._scan_code(name, fn, stores)
 
     def _attribute(
         self,

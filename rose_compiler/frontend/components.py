@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from rose_compiler.base.errors import RoseError, SourceLocation, fail
@@ -35,7 +36,12 @@ class Declaration:
         return ", ".join(f"{k}={v!r}" for k, v in given.items() if v is not None) or "no arguments"
 
 
-_DECLARED: dict[types.FunctionType, Declaration] = {}
+_DECLARED: dict[Any, Declaration] = {}
+_C_KINDS = (
+    *(types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType),
+    *(types.MethodWrapperType, types.ClassMethodDescriptorType, np.ufunc),
+)
+_POSITION = re.compile(r"arg\d+")
 _PROCESS = re.compile(r"rng:[A-Za-z_]+|host|\*")
 _BATCH = re.compile(r"return(\.\d+)?")
 
@@ -51,14 +57,17 @@ def record(
     Raises:
         DeclarationError: for what is no function, a malformed entry, one that names no parameter of
             the function, or a second declaration that differs from the first.
+
+    Parameters of a function that is not written in Python are named by its signature where it has
+    one, and ``arg0``, ``arg1`` and so on in any case; the receiver of a method is ``self``.
     """
-    function = plain(target)
+    function = _key(target)
     if function is None:
-        raise fail("declare-target", f"{target!r} is no Python function")
-    code = function.__code__
-    where = SourceLocation(code.co_filename, code.co_firstlineno)
-    called = function.__qualname__
-    names = set(inspect.signature(function).parameters)
+        raise fail("declare-target", f"{target!r} is no function or method")
+    code = getattr(function, "__code__", None)
+    where = None if code is None else SourceLocation(code.co_filename, code.co_firstlineno)
+    called = getattr(function, "__qualname__", function.__name__)
+    names = set(signature_names(function))
     kept: dict[str, tuple[str, ...] | None] = {"reads": None, "writes": None}
     for kind, entries in (("reads", reads), ("writes", writes)):
         if entries is None:
@@ -89,18 +98,19 @@ def record(
 
 
 def _check_entry(
-    kind: str, entry: str, called: str, names: set[str], where: SourceLocation
+    kind: str, entry: str, called: str, names: set[str], where: SourceLocation | None
 ) -> None:
     try:
         parsed = parse_entry(entry)
     except (ValueError, TypeError, AttributeError):
         raise fail("declare-syntax", f"{kind} entry {entry!r} of {called}", where=where) from None
-    if parsed.root not in names and not _PROCESS.fullmatch(parsed.root):
+    position = where is None and _POSITION.fullmatch(parsed.root)
+    if parsed.root not in names and not position and not _PROCESS.fullmatch(parsed.root):
         raise _unknown(kind, entry, called, names, parsed.root, where)
 
 
 def _unknown(
-    kind: str, entry: str, called: str, names: set[str], found: str, where: SourceLocation
+    kind: str, entry: str, called: str, names: set[str], found: str, where: SourceLocation | None
 ) -> RoseError:
     return fail(
         "declare-unknown-name",
@@ -113,10 +123,48 @@ def _unknown(
 
 def declared(target: Any) -> Declaration | None:
     """The declaration of a callable, if there is one."""
-    function = plain(target)
+    function = _key(target) if _DECLARED else None
     if function is None:
         return None
-    return _DECLARED.get(function) or _DECLARED.get(undecorated(function)[0])
+    found = _DECLARED.get(function)
+    if found is None and isinstance(function, types.FunctionType):
+        found = _DECLARED.get(undecorated(function)[0])
+    return found
+
+
+def _key(target: Any) -> Any:
+    """What declarations are kept by: the Python function, or the C function or descriptor that a
+    builtin method is bound from; ``None`` for what is neither."""
+    function = plain(target)
+    if function is not None:
+        return function
+    if not isinstance(target, _C_KINDS):
+        return None
+    owner = getattr(target, "__self__", None)
+    if isinstance(target, np.ufunc) or owner is None or isinstance(owner, types.ModuleType):
+        return target
+    found = inspect.getattr_static(
+        owner if isinstance(owner, type) else type(owner), target.__name__, None
+    )
+    return found if isinstance(found, _C_KINDS) else target
+
+
+def signature_names(function: Any) -> list[str]:
+    """The names of a function's parameters; positions for a C function that does not tell them."""
+    try:
+        return list(inspect.signature(function).parameters)
+    except (ValueError, TypeError):
+        methods = (types.MethodDescriptorType, types.WrapperDescriptorType)
+        first = ["self"] if isinstance(function, methods) else []
+        return [*first, *(f"arg{k}" for k in range(_MANY))]
+
+
+_MANY = 16
+
+
+def declared_names(target: Any) -> list[str]:
+    """The names of all parameters of a declared callable, its receiver's included."""
+    return signature_names(_key(target))
 
 
 def function_of(declaration: Any) -> types.FunctionType | None:
@@ -126,7 +174,10 @@ def function_of(declaration: Any) -> types.FunctionType | None:
 
 def parameters(target: Any) -> list[str]:
     """The names of the parameters that a call of a function or bound method can pass."""
-    return list(inspect.signature(target).parameters)
+    if plain(target) is not None:
+        return list(inspect.signature(target).parameters)
+    names = declared_names(target)
+    return names[1:] if names[:1] == ["self"] else names
 
 
 def plain(target: Any) -> types.FunctionType | None:

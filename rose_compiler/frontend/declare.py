@@ -68,7 +68,8 @@ def declare(
     """Declare a function or method whose source can't be edited: ``declare(Type.method, ...)``.
 
     The arguments and errors are those of :func:`component`. Declaring the same thing again with the
-    same entries changes nothing.
+    same entries changes nothing. Functions written in C count: their parameters have the names of
+    their signature, or ``arg0``, ``arg1`` and so on, and ``self`` for the receiver.
     """
     components.record(target, reads, writes, batch)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import inspect
+import types
 from typing import TYPE_CHECKING, Any
 
 from rose_compiler.frontend import components
@@ -23,23 +23,25 @@ def declared_call(
     keywords: dict[str, Val],
 ) -> Val:
     """A call whose author stated its effects."""
-    function = components.plain(target)
-    assert function is not None
-    names = list(inspect.signature(function).parameters)
-    bound = getattr(target, "__self__", None) is not None
+    names = components.declared_names(target)
+    owner = getattr(target, "__self__", None)
+    bound = owner is not None and not isinstance(owner, types.ModuleType)
     values = (
         dict(zip(names, [receiver, *positional] if bound else positional, strict=False)) | keywords
     )
+    values |= {f"arg{k}": v for k, v in enumerate(positional) if f"arg{k}" not in values}
     walker.out.calls.add("declared")
     walker.out.may_raise = True
     for write, entries in ((False, declared.reads), (True, declared.writes)):
         if entries is None:
             return walker.unknown(
-                f"`{function.__qualname__}` (its declaration leaves effects open)", node
+                f"`{target.__name__}` (its declaration leaves effects open)", node
             )
         for text in entries:
             for entry in _declared_entries(walker, text, values):
                 (walker.out.writes if write else walker.out.reads).setdefault(entry)
+                if write:
+                    walker.out.deep.add(entry)
     if components.simulator_of_step(target) is not None:
         walker.out.calls.add("step")
         return FRESH  # what it may overwrite later is said of steps in general

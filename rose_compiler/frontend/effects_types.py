@@ -138,6 +138,8 @@ def method_type(receiver: Val, name: str) -> type | None:
     kind = receiver.type
     if kind is None:
         return None
+    if issubclass(kind, (torch.Tensor, np.ndarray)) and name in ("item", "tolist"):
+        return float if name == "item" else list  # some number
     if issubclass(kind, torch.Tensor):
         if name == "numpy":
             return np.ndarray

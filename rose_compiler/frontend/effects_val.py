@@ -93,6 +93,7 @@ class Effects:
     inside: set[str] = field(default_factory=set)
     deep: set[str] = field(default_factory=set)
     results: dict[str, frozenset[str]] = field(default_factory=dict)
+    kinds: dict[str, type | None] = field(default_factory=dict)  # of the results, where known
     backward: bool = False
     pending: dict[str, Effects] = field(default_factory=dict)  # by variable: iterators made
 
@@ -108,6 +109,8 @@ class Effects:
         self.deep |= other.deep
         self.backward |= other.backward
         self.pending.update(other.pending)
+        for name, kind in other.kinds.items():
+            self.kinds[name] = kind if self.kinds.get(name, kind) is kind else None
         for name, places in other.results.items():
             self.results[name] = self.results.get(name, frozenset()) | places
 

@@ -166,6 +166,18 @@ def _share_what_is_kept(program: Program, found: dict[fx.Node, Effects], names: 
             facts.put(each, alias=tuple(shared))
 
 
+def share_statically(node: fx.Node, effects: Effects, program: Program) -> None:
+    """Let the results of an operation that never ran alias every state that they may be part of:
+    nobody has seen which."""
+    scope = Scope(program)
+    outputs = op_of(node).attributes.get("outputs", ())
+    for k, name in enumerate(outputs):
+        states = sorted(_states(node, effects.results.get(name, ()), scope))
+        for target in result_nodes(node, k, len(outputs)) if states else ():
+            alias = dict.fromkeys([*facts.get(target).alias, *states])
+            facts.put(target, alias=tuple(alias))
+
+
 def free_name(stem: str, taken: set[str]) -> str:
     """A name that nothing has yet; it counts as taken from then on."""
     n = 1

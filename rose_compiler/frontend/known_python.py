@@ -91,7 +91,8 @@ def _next(call: CallShape) -> Answer:
 
 
 def _print(call: CallShape) -> Answer:
-    if not _plain_arguments(call):
+    # a type that is not known is converted to text, which is taken to do nothing else
+    if not all(t is None or is_plain(t) for t in (*call.positional, *call.keywords.values())):
         return None
     return replace(HOST_WRITE, host_read=_reads_tensor(call))
 

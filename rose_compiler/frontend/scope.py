@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ast
 import builtins
+import inspect
 import operator
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch.fx as fx
 
-from rose_compiler.base.errors import SourceLocation
+from rose_compiler.base.errors import CaptureError
 from rose_compiler.frontend.attributes import (
     NOT_STATIC as NOT_STATIC,
 )
@@ -25,90 +25,19 @@ from rose_compiler.frontend.attributes import (
 from rose_compiler.frontend.attributes import (
     read_attribute as read_attribute,
 )
-from rose_compiler.frontend.changes import Changes, mangled
+from rose_compiler.frontend.changes import mangled
 from rose_compiler.frontend.components import is_component_call
-from rose_compiler.frontend.names import StateNames
 from rose_compiler.frontend.scalar import is_scalar as is_scalar
-from rose_compiler.frontend.source import FunctionSource, is_user_module, is_user_type
+from rose_compiler.frontend.session import Session as Session
+from rose_compiler.frontend.session import Static as Static
+from rose_compiler.frontend.source import (
+    FunctionSource,
+    is_user_code,
+    is_user_module,
+    is_user_type,
+    read,
+)
 from rose_compiler.ir.ops import UNBOUND
-
-
-@dataclass(frozen=True)
-class Static:
-    """A name or path that stands for a live object known at capture.
-
-    ``root`` is the state root it lies below, ``path`` the attributes that lead there. Without a
-    root it is a function, class or module, which statements look up by themselves.
-    """
-
-    value: Any
-    root: str
-    path: str = ""
-
-    @property
-    def full(self) -> str:
-        return f"{self.root}.{self.path}" if self.path else self.root
-
-
-@dataclass
-class Session:
-    """What one capture shares between all scopes: roots, folded configuration, what may change."""
-
-    changes: Changes = field(default_factory=Changes)
-    roots: dict[str, Any] = field(default_factory=dict)
-    folded: dict[str, Any] = field(default_factory=dict)  # path -> value seen
-    new_root: Callable[[str, Any], None] = lambda name, value: None
-    rebindable: dict[str, Callable[[], Any]] = field(default_factory=dict)  # global/closure roots
-    names: StateNames = field(default_factory=lambda: StateNames({}))
-    # what loops of the function do, by their lines: "steps" a simulator, "trains"
-    loops: dict[SourceLocation, set[str]] = field(default_factory=dict)
-    trains: bool = False  # anywhere
-    _root_of: dict[int, str] = field(default_factory=dict)
-
-    def arguments(self, values: dict[str, Any]) -> None:
-        """Make roots of the live objects among a call's arguments, all at once: each then has its
-        own name, whatever leads to it besides."""
-        self.names = StateNames(values)
-        for name, value in values.items():
-            if self.names.path_of(value) == name:
-                self._new(name, value)
-
-    def root(self, stem: str, value: Any, current: Callable[[], Any] | None = None) -> Static:
-        """A live object by the shortest path to it; a new root for one that no path leads to.
-
-        ``current`` reads the global or closure variable again that it was found in.
-        """
-        found = self.names.path_of(value) or self._root_of.get(id(value))
-        if found is not None:
-            if current is not None and found not in self.rebindable:
-                key = f"<{stem}>"
-                self.rebindable.setdefault(key, current)
-                self.folded.setdefault(key, value)
-            root, _, path = found.partition(".")
-            return Static(value, root, path)
-        name = stem
-        n = 1
-        while name in self.roots:
-            name = f"{stem}_{n}"
-            n += 1
-        self.names.add(name, value)
-        if current is not None:
-            self.rebindable[name] = current
-        self._new(name, value)
-        return Static(value, name)
-
-    def _new(self, name: str, value: Any) -> None:
-        self.roots[name] = value
-        self._root_of[id(value)] = name
-        self.new_root(name, value)
-
-    def static(self, value: Any, root: str, path: str) -> Static:
-        """A live object by its shortest path from any root."""
-        shortest = self.names.path_of(value) if root else None
-        if shortest is not None:
-            root, _, path = shortest.partition(".")
-        return Static(value, root, path)
-
 
 _FOLDABLE_BINOPS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -132,6 +61,13 @@ _FOLDABLE_COMPARES: dict[type, Callable[[Any, Any], Any]] = {
 }
 
 
+_MAX_PROPERTIES = 4
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
 class Scope:
     """Names of one function: its own or an inlined one's."""
 
@@ -142,6 +78,7 @@ class Scope:
         self.locals: set[str] = set()
         self._stores: dict[str, int] | None = None
         self._taken: set[str] | None = None
+        self.depth = 0  # of properties that read properties
 
     # -- names ---------------------------------------------------------------------------------
 
@@ -275,7 +212,9 @@ class Scope:
             return found
         if isinstance(expression, ast.Attribute):
             found = self.static(expression)
-            if found is None or not is_scalar(found.value):
+            if found is None:
+                return self._fold_property(expression)
+            if not is_scalar(found.value):
                 return NOT_STATIC
             if not found.root:
                 self._guard_outer(expression)
@@ -309,6 +248,33 @@ class Scope:
         if isinstance(expression, ast.Call):
             return self._fold_call(expression)
         return NOT_STATIC
+
+    def _fold_property(self, expression: ast.Attribute) -> Any:
+        """A property of the user's that gives an expression of configuration:
+        ``return self.envs * self.steps``."""
+        base = self.static(expression.value)
+        if base is None or isinstance(base.value, (super, type)) or self.depth > _MAX_PROPERTIES:
+            return NOT_STATIC
+        name = mangled(expression.attr, self.source.owner)
+        raw = inspect.getattr_static(type(base.value), name, None)
+        if not isinstance(raw, property) or not isinstance(raw.fget, types.FunctionType):
+            return NOT_STATIC
+        if name in getattr(base.value, "__dict__", {}) or not is_user_code(raw.fget):
+            return NOT_STATIC
+        try:
+            inner = Scope(read(raw.fget), self.session)
+        except CaptureError:
+            return NOT_STATIC
+        body = [s for s in inner.source.node.body if not _is_text(s)]
+        arguments = inner.source.node.args.args
+        if len(body) != 1 or len(arguments) != 1 or not isinstance(body[0], ast.Return):
+            return NOT_STATIC
+        if body[0].value is None or hasattr(raw.fget, "__wrapped__"):
+            return NOT_STATIC
+        inner.depth = self.depth + 1
+        inner.locals = {arguments[0].arg}
+        inner.bindings[arguments[0].arg] = base
+        return inner.fold(body[0].value)
 
     def _fold_compare(self, expression: ast.Compare) -> Any:
         op = type(expression.ops[0])

@@ -9,6 +9,7 @@ from typing import Any
 import torch.fx as fx
 
 from rose_compiler.base.remarks import Remark, RemarkLog
+from rose_compiler.frontend import never_run
 from rose_compiler.frontend.attributes import NOT_STATIC
 from rose_compiler.frontend.backward import Slices
 from rose_compiler.frontend.changes import Changes
@@ -16,7 +17,7 @@ from rose_compiler.frontend.components import Declaration
 from rose_compiler.frontend.effects_iter import of_code
 from rose_compiler.frontend.effects_of import Surroundings, Walker
 from rose_compiler.frontend.effects_val import Effects, Val, grads_of
-from rose_compiler.frontend.held import add_held, result_nodes
+from rose_compiler.frontend.held import add_held, result_nodes, share_statically
 from rose_compiler.frontend.record import Record, find_aliases
 from rose_compiler.frontend.scope import Static
 from rose_compiler.frontend.simulators import hands_out_fresh
@@ -44,8 +45,8 @@ _IMMUTABLE = (int, float, bool, complex, str, bytes, type(None))
 def refine(program: Program, record: Record, log: RemarkLog) -> None:
     """Replace "everything" by what each block was found to read and write.
 
-    Operations that did not run on the first trip keep "everything" until they do: the types of
-    their inputs are not known.
+    Operations that did not run on the first trip keep "everything" until they do, unless their
+    source tells all: the types of their inputs are not known otherwise.
     """
     name_states(program, record)
     find_aliases(program, record)
@@ -58,6 +59,11 @@ def refine(program: Program, record: Record, log: RemarkLog) -> None:
     found = _analyze_all(program, record, trained)
     if trained:  # some forwards were looked at before it was known that they may train
         found = _analyze_all(program, record, trained)
+    unrun = [n for n in _walked(program) if n not in record.examples]
+    for node, effects in never_run.understood(program, unrun, record, found, trained, analyze):
+        found[node] = effects
+        _sign(op_of(node), effects)
+        share_statically(node, effects, program)
     _tell_unknown(program, found, record, log)
     found = {node: effects for node, effects in found.items() if not effects.unknown}
     scope = Scope(program)
@@ -101,7 +107,7 @@ def _tell_unknown(
     program: Program, found: dict[fx.Node, Effects], record: Record, log: RemarkLog
 ) -> None:
     for node in _walked(program):
-        if node not in record.examples:
+        if node not in found:
             why = "it did not run on the first trip, so its effects are not known yet"
             _missed(log, node, "never-run", why)
         elif found[node].unknown:
@@ -212,14 +218,20 @@ def _elsewhere(maker: fx.Node, effects: Effects, scope: Scope) -> Effects:
 
 
 def analyze(
-    op: Op, node: fx.Node, record: Record, iterators: dict[str, Effects], trained: set[str]
+    op: Op,
+    node: fx.Node,
+    record: Record,
+    iterators: dict[str, Effects],
+    trained: set[str],
+    types_of: tuple[type | None, ...] | None = None,
 ) -> Effects:
-    """Walk one operation's statements with every combination of argument types that was seen.
+    """Walk one operation's statements with every combination of argument types that was seen, or
+    with those in ``types_of``.
 
     ``iterators`` are the effects of taking an item of what a parameter stands for.
     """
     out = Effects()
-    for types in record.types[node]:
+    for types in record.types[node] if types_of is None else [types_of]:
         out.add(_walk(op, node, types, record, iterators, trained))
     # reading a value is no effect: values are ordered by who makes them
     values = {
@@ -271,7 +283,9 @@ def _walk(
             bindings[name] = Val(type=kind, index=index)
         else:
             bindings[name] = Val(frozenset({name}), NOT_STATIC, kind)
-    for name, live in zip(op.signature.params, record.examples[node].args, strict=True):
+    example = record.examples.get(node)
+    lives = () if example is None else zip(op.signature.params, example.args, strict=True)
+    for name, live in lives:
         effects = iterators.get(name)
         if effects is None and isinstance(live, GeneratorType):
             effects = of_code(live.gi_code)
@@ -282,6 +296,7 @@ def _walk(
         if name in walker.bindings:
             made = walker.bindings[name]
             out.results[name] = made.all_places
+            out.kinds[name] = made.type
             if made.pending is not None:
                 out.pending[name] = made.pending
     return out
