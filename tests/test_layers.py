@@ -22,7 +22,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "tune": ("base", "ir"),
     "codegen": ("base", "ir"),
     "kernels": ("base",),
-    "runtime": ("base",),
+    "runtime": ("base", "kernels"),
     "sim": ("base", "runtime.hosts"),
 }
 #: These may import every layer. The empty name is the package's own __init__.

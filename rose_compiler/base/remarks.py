@@ -105,6 +105,10 @@ BLOCKER_CODES: dict[str, BlockerCode] = {
     "cross-element": BlockerCode(
         "illegal", "the recurrence mixes elements, so it is no scan along one axis"
     ),
+    "not-affine": BlockerCode(
+        "illegal",
+        "what a loop carries enters otherwise than by sums and products with other values",
+    ),
     # does-not-fit: legal, but there is no room or no place for it
     "no-window": BlockerCode("does-not-fit", "there is no window of low activity it could fill"),
     "window-too-short": BlockerCode("does-not-fit", "the work is longer than the window"),

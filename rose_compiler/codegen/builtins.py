@@ -82,7 +82,17 @@ _WRITERS: dict[Op, Writer] = {
 }
 
 
+def _scan(op: Op, node: fx.Node, refs: References, p: Printer) -> str:
+    """All trips of a recurrence: its form, the trips as they stand, what the loop was given."""
+    form = p.bind(op.attributes["recurrence"], op.name)
+    trips = p.bind(op.impl, f"{op.name}_trips")
+    return f"rt.scan({form}, {trips}, {p.arguments(node.args, {}, refs)})"
+
+
 def text(op: Op, node: fx.Node, refs: References, printer: Printer) -> str | None:
-    """A call of a built-in operation; None for any other."""
+    """A call of a built-in operation, or of one that the runtime has a name for; None for any
+    other."""
+    if "recurrence" in op.attributes and op.bound:
+        return _scan(op, node, refs, printer)
     writer = _WRITERS.get(op)
     return None if writer is None else writer(node, refs, printer)

@@ -14,6 +14,7 @@ from rose_compiler.passes.fuse import Fuse
 from rose_compiler.passes.hoist import HoistInvariant
 from rose_compiler.passes.late import LateWork
 from rose_compiler.passes.place import Place
+from rose_compiler.passes.scan import Scan
 from rose_compiler.passes.split import Split
 from rose_compiler.passes.tile_batch import TileBatch
 
@@ -35,6 +36,11 @@ ORDER: tuple[Entry, ...] = (
         HoistInvariant(),
         "before split and tile_batch: a draw in a policy keeps it from being tiled, and what "
         "does not vary needs no place in a schedule",
+    ),
+    Entry(
+        Scan(),
+        "after hoist: what is left in the body of a recurrence varies; it steps no simulator, so "
+        "nothing below looks into it",
     ),
     Entry(
         Split(),

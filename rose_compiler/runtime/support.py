@@ -13,6 +13,8 @@ import torch
 from rose_compiler.base.errors import fail
 from rose_compiler.base.faultmap import FaultMap
 from rose_compiler.base.profile import Span, Timeline
+from rose_compiler.base.recurrence import Recurrence
+from rose_compiler.kernels import scan
 from rose_compiler.runtime import buffers, faults
 from rose_compiler.runtime.events import StreamLane, Streams, TorchStreams
 from rose_compiler.runtime.lanes import InlineLane, Lane, ThreadLane
@@ -237,6 +239,15 @@ class Runtime:
         if count != before:
             torch.set_num_threads(count)
         return before
+
+    @staticmethod
+    def scan(of: Recurrence, trips: Callable[..., Any], *args: Any) -> Any:
+        """All trips of a recurrence at once; one after the other, by ``trips``, where ``args`` are
+        not of the types and shapes for that. The final carried value, a tuple of several."""
+        made = scan.run(of, args)
+        if made is None:
+            return trips(*args)
+        return made[0] if len(made) == 1 else made
 
     snapshot: Callable[[Any], Any] = staticmethod(buffers.snapshot)
     concat: Callable[..., Any] = staticmethod(buffers.concat)

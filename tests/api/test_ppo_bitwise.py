@@ -14,6 +14,7 @@ from rose_compiler.sim import ShardedEnv
 from tests.samples.ppo import Setup, differences, iteration, state_of
 
 CALLS = 5
+REWRITES = {"hoist", "scan", "split", "tile_batch", "late"}
 
 
 def cheetah():  # type: ignore[no-untyped-def]
@@ -69,7 +70,7 @@ def test_gymnasium_in_shards(hosts, tmp_path) -> None:  # type: ignore[no-untype
     setup, compiled = run_compiled(make, tmp_path, Decision(groups=4, late="shadow"))
     try:
         check_equal(eager, setup, state, 20)
-        assert {"hoist", "split", "tile_batch", "late"} <= applied(compiled), compiled.explain()
+        assert applied(compiled) >= REWRITES, compiled.explain()
         assert overlapped(compiled)
     finally:
         compiled.close()
@@ -89,7 +90,7 @@ def test_envpool_in_shards(tmp_path) -> None:  # type: ignore[no-untyped-def]
         assert eager.stats == setup.stats
         for a, b in zip(eager.probe(50), setup.probe(50), strict=True):
             np.testing.assert_array_equal(a, b)
-        assert {"hoist", "split", "tile_batch", "late"} <= applied(compiled), compiled.explain()
+        assert applied(compiled) >= REWRITES, compiled.explain()
         assert overlapped(compiled)
     finally:
         compiled.close()

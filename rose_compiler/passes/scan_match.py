@@ -1,0 +1,382 @@
+"""Finds the recurrence in a captured loop, or says why there is none."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from rose_compiler.base.recurrence import Input, Item, NotScan, Recurrence, Type, arrange, types
+from rose_compiler.base.remarks import Blocker
+from rose_compiler.ir import bodies, facts
+from rose_compiler.ir.deps import Dependences, place, title
+from rose_compiler.ir.effects import related
+from rose_compiler.ir.interp import resolve
+from rose_compiler.ir.ops import STATE
+from rose_compiler.ir.program import LoopView, is_call, is_item, is_structure, op_of
+from rose_compiler.passes.scan_eval import Statements, outputs_of
+from rose_compiler.passes.scan_text import shown
+from rose_compiler.passes.scan_trip import Index, Number, Path, Several, Symbol, Trip, other_form
+
+#: Fewer trips are not worth it: setting up costs about as much as this many.
+LEAST = 8
+#: Trips at the ends that are left as they are, because tests on the loop variable set them apart.
+ENDS = 2
+#: Ranges longer than this are not looked at trip by trip.
+MOST = 1 << 20
+
+_PLAIN = {operator.add: ast.Add(), operator.sub: ast.Sub(), operator.mul: ast.Mult()}
+
+
+@dataclass(frozen=True)
+class Match:
+    """A recurrence, and how many trips in front of it and behind it run as they are."""
+
+    of: Recurrence
+    before: int
+    after: int
+
+
+def candidate(loop: LoopView) -> bool:
+    """Whether a loop could be meant as a recurrence: a range by ones that hands something on, of
+    statements alone, some of which see the loop variable."""
+    if loop.facts.kind != "range" or len(loop.bounds) != 3:
+        return False
+    if any(type(b) is not int for b in loop.bounds):
+        return False
+    calls = [n for n in loop.graph.nodes if n.op == "call_function" and not is_item(n)]
+    if any(is_call(n) and op_of(n).kind == "step" for n in calls):
+        return False
+    return bool(loop.index.users) and any(_stated(n) for n in calls)
+
+
+def _stated(node: fx.Node) -> bool:
+    return is_call(node) and op_of(node).kind == "block" and bool(op_of(node).source)
+
+
+def match(loop: LoopView, deps: Dependences) -> Match | Blocker:
+    """The recurrence that a loop computes."""
+    return _Matcher(loop, deps).run()
+
+
+class _Matcher:
+    def __init__(self, loop: LoopView, deps: Dependences) -> None:
+        self.loop, self.deps = loop, deps
+        self.where: fx.Node = loop.node  # what is being followed
+        self.arguments = [*loop.carried, *loop.captured_params]
+
+    def run(self) -> Match | Blocker:
+        if blocker := self._outside():
+            return blocker
+        trips = range(*self.loop.bounds)
+        try:
+            return self._match(trips)
+        except NotScan as stop:
+            where = place(self.where)
+            return Blocker(stop.code, str(stop), where=(where,) if where else ())
+
+    def _outside(self) -> Blocker | None:
+        """What is wrong with the loop before its statements are looked at."""
+        loop = self.loop
+        if exits := bodies.exits(loop.graph):
+            return _blocker("early-exit", f"{loop.label} may stop on a value", exits[0])
+        trips = range(*loop.bounds)
+        if abs(trips.step) != 1:
+            return _blocker("unsupported-shape", f"{loop.label} goes by {trips.step}", loop.node)
+        if not LEAST <= len(trips) <= MOST:
+            return _blocker("too-small", f"{loop.label} makes {len(trips)} trips", loop.node)
+        contexts = {facts.get(n).context for n in self._calls()}
+        if len(contexts) > 1:
+            return _blocker("mode-change", f"modes change inside {loop.label}", loop.node)
+        for node in self._calls():
+            if is_structure(node) or (is_call(node) and op_of(node).kind != "block"):
+                return _blocker("unsupported-shape", f"{title(node)} is in the loop", node)
+            if blocker := self._effects(node):
+                return blocker
+            if _builds_graph(node):
+                return _blocker("grad-graph", f"{title(node)} builds an autograd graph", node)
+        return None
+
+    def _calls(self) -> Iterator[fx.Node]:
+        for node in self.loop.graph.nodes:
+            if node.op == "call_function" and not is_item(node) and not is_call(node, STATE):
+                yield node
+
+    def _effects(self, node: fx.Node) -> Blocker | None:
+        if is_call(node):
+            signature = op_of(node).signature
+            if signature.reads is None or signature.writes is None:
+                why = f"nothing is known of what {title(node)} reads and writes"
+                return _blocker("unknown-effects", why, node)
+        for effect in self.deps.effects(node):
+            if effect.state == "host" or effect.state.startswith("rng:"):
+                does = "writes" if effect.write else "reads"
+                return _blocker("not-pure", f"{title(node)} {does} {effect.state}", node)
+        return None
+
+    def _match(self, trips: range) -> Match:
+        sample = trips[len(trips) // 2]
+        trip = Trip(self._live, sample)
+        following = self._follow(trip)
+        kept = self._alike(trip, trips)
+        self.where = self.loop.node
+        before, after = kept.start, len(trips) - kept.stop
+        self._conflicts(trip, trips.step)
+        for last in self.loop.carried_next:
+            spec = facts.get(last).spec if isinstance(last, fx.Node) else None
+            if spec is not None and spec.kind != "tensor":
+                raise other_form(f"what is carried is no tensor, but a {spec.type_name}")
+        if before == 0 and not self._starts_as_it_goes_on():
+            before = 1
+        if before + after > ENDS or len(trips) - before - after < LEAST:
+            raise other_form(f"its tests set {before + after} of {len(trips)} trips apart")
+        steady = trips[before : len(trips) - after]
+        found = trip.recurrence(steady, following)
+        if not found.following:
+            raise other_form("nothing goes on from trip to trip")
+        arrange(found)
+        self._typed(found)
+        names = [_label(p) for p in self.arguments]
+        return Match(replace(found, text=tuple(shown(found, names))), before, after)
+
+    # -- one trip
+
+    def _follow(self, trip: Trip) -> tuple[int, ...]:
+        """Follow a trip's statements; the items of the next carried values."""
+        known: dict[fx.Node, Any] = {self.loop.index: Index(1, 0)}
+        count = len(self.loop.carried)
+        for k, param in enumerate(self.arguments):
+            known[param] = _Carried(k) if k < count else Path(k)
+        for node in self.loop.graph.nodes:
+            if node.op != "call_function":
+                continue
+            self.where = node
+            if is_item(node):
+                known[node] = _part(known[node.args[0]], node.args[1])
+            elif is_call(node, STATE):
+                base = known[node.args[0]]
+                assert isinstance(base, Path)
+                names = str(node.args[1]).split(".")
+                known[node] = Path(base.argument, (*base.names, *names))
+            else:
+                known[node] = self._call(trip, node, known)
+        self.where = self.loop.node
+        return tuple(self._next(trip, v, known) for v in self.loop.carried_next)
+
+    def _next(self, trip: Trip, value: Any, known: dict[fx.Node, Any]) -> int:
+        symbol = known[value] if isinstance(value, fx.Node) else Number(value)
+        return trip.value(_settled(trip, symbol)).item
+
+    def _call(self, trip: Trip, node: fx.Node, known: dict[fx.Node, Any]) -> Symbol:
+        def given(value: Any) -> Symbol:
+            symbol = known[value] if isinstance(value, fx.Node) else Number(value)
+            return _settled(trip, symbol)
+
+        args = [given(a) for a in node.args]
+        if not is_call(node):
+            sign = _PLAIN.get(node.target)  # type: ignore[arg-type]
+            if sign is None or len(args) != 2:
+                raise other_form(f"{title(node)} is in the loop")
+            text = ast.BinOp(ast.Name("a", ast.Load()), sign, ast.Name("b", ast.Load()))
+            return Statements(trip, dict(zip("ab", args, strict=True)), None).of(text)
+        op = op_of(node)
+        statements = op.attributes.get("stmts") or ast.parse("\n".join(op.source)).body
+        params = op.attributes.get("inputs") or op.signature.params
+        space = op.attributes.get("globals")
+        inside = Statements(trip, dict(zip(params, args, strict=True)), space)
+        before = len(trip.stores), trip.changes
+        inside.run(statements)
+        changed = (len(trip.stores), trip.changes) != before
+        if changed != bool(op.signature.writes):
+            raise other_form(f"{title(node)} writes otherwise than by storing a row", "not-pure")
+        names = op.attributes.get("outputs")
+        if names is None:
+            assigned = list(outputs_of(statements))
+            names = assigned[-1:] if op.signature.results == 1 else assigned
+        if len(names) != op.signature.results:
+            raise other_form(f"{title(node)} does not say what it returns")
+        found = [self._output(inside, n) for n in names]
+        return found[0] if len(found) == 1 else Several(tuple(found))
+
+    @staticmethod
+    def _output(inside: Statements, name: str) -> Symbol:
+        if name not in inside.names:
+            raise other_form(f"`{name}` is not assigned on every trip")
+        return inside.names[name]
+
+    def _live(self, path: Path) -> Any:
+        """The live object at a path.
+
+        Raises:
+            LookupError: when there is none that is known.
+        """
+        found = self._object(self.arguments[path.argument])
+        for name in path.names:
+            if not hasattr(found, name):
+                raise LookupError(name)
+            found = getattr(found, name)
+        return found
+
+    def _object(self, node: fx.Node) -> Any:
+        outer = self.deps.scope.resolve(node)
+        if isinstance(outer, fx.Node) and is_call(outer, STATE):
+            return resolve(self._object(outer.args[0]), str(outer.args[1]))  # type: ignore[arg-type]
+        state = facts.get(outer).state if isinstance(outer, fx.Node) else ""
+        return self.deps.program.objects[state] if state else _missing(outer)
+
+    # -- all trips
+
+    def _alike(self, trip: Trip, trips: range) -> range:
+        """Positions of the trips around the middle whose tests come out as in the middle."""
+        least = [-(i.offset) for i in trip.negative]  # sign * t must not be below these
+
+        def like(t: int) -> bool:
+            return all(test(t) == outcome for test, outcome in trip.tests) and all(
+                trip.sign * t >= low for low in least
+            )
+
+        middle = len(trips) // 2
+        if not like(trips[middle]):
+            raise other_form("an index is negative, which counts from the end")
+        low, high = middle, middle
+        while low > 0 and like(trips[low - 1]):
+            low -= 1
+        while high + 1 < len(trips) and like(trips[high + 1]):
+            high += 1
+        return range(low, high + 1)
+
+    def _conflicts(self, trip: Trip, step: int) -> None:
+        """Refuse to read what another trip stores, or what may be the same memory."""
+        stored = {s.source: s.offset for s in trip.stores}
+        own = {trip.inputs[k] for k in stored}
+        for item in trip.items:
+            at = stored.get(item.source, item.offset)
+            if item.kind == "row" and item.offset not in (at, at - trip.sign * step):
+                raise other_form(
+                    "it reads rows that another trip stores, other than by what it carries",
+                    "reads-loop-state",
+                )
+        written = {e.state for n in self._calls() for e in self.deps.effects(n) if e.write}
+        mine = {name for one in own for name in self._memory(one)}
+        mine |= {name for j in trip.inplace for name in self._memory(Input(j))}
+        if not written <= mine:
+            raise other_form("it writes more than the rows it stores", "not-pure")
+        for k, one in enumerate(trip.inputs):
+            if k in stored:
+                continue
+            for name in self._memory(one):
+                for other in written:
+                    if related(name, other):
+                        why = f"it reads {name}, which may be {other}, which it stores to"
+                        raise other_form(why, "may-alias")
+
+    def _memory(self, one: Input) -> list[str]:
+        """The states that an input may lie in."""
+        scope, param = self.deps.scope, self.arguments[one.argument]
+        below = "".join(f".{n}" for n in one.path)
+        if state := scope.state(param):
+            return [state + below]
+        names = [f"%{d.name}{below}" for d in scope.definers(param)]
+        return [*scope.aliases(param), *names]
+
+    def _starts_as_it_goes_on(self) -> bool:
+        """Whether what the first trip is handed is of the type that the others are."""
+        for init, last in zip(self.loop.carried_init, self.loop.carried_next, strict=True):
+            before = facts.get(init).spec if isinstance(init, fx.Node) else None
+            after = facts.get(last).spec if isinstance(last, fx.Node) else None
+            if not isinstance(init, fx.Node):
+                return False
+            if before is None or after is None:
+                continue
+            if (before.kind, before.shape) != (after.kind, after.shape):
+                return False
+            if before.dtype != after.dtype:
+                raise other_form(f"what is carried changes from {before.dtype} to {after.dtype}")
+        return True
+
+    def _typed(self, found: Recurrence) -> None:
+        """Refuse types that would change on the way, as far as types are known."""
+        known = [self._dtype(Path(i.argument, i.path)) for i in found.inputs]
+        floats = {d for d in known if d in ("float32", "float64")}
+        lasts = [facts.get(n).spec for n in self.loop.carried_next if isinstance(n, fx.Node)]
+        floats |= {s.dtype for s in lasts if s is not None and s.kind == "tensor"}
+        if not floats or any(d is None for d in known):
+            return  # looked at again when it runs
+        if len(floats) > 1 or floats - {"float32", "float64"}:
+            raise other_form(f"it mixes {' and '.join(sorted(floats))}")
+        own = floats.pop()
+        told: list[Type] = []
+        for dtype in known:
+            told.append(
+                "number"
+                if dtype == "number"
+                else "value"
+                if dtype == own
+                else "bool"
+                if dtype == "bool"
+                else "other"
+            )
+        types(found, told)
+
+    def _dtype(self, path: Path) -> str | None:
+        """The dtype of an input, ``"number"`` for a plain one, None where nothing is known."""
+        outer = self.deps.scope.resolve(self.arguments[path.argument])
+        spec = facts.get(outer).spec if isinstance(outer, fx.Node) else None
+        if not path.names and spec is not None:
+            return spec.dtype if spec.kind == "tensor" else "number"
+        try:
+            found = self._live(path)
+        except (LookupError, AttributeError):
+            return None
+        if isinstance(found, torch.Tensor):
+            return str(found.dtype).removeprefix("torch.")
+        return "number" if type(found) in (int, float) else "other"
+
+
+@dataclass(frozen=True)
+class _Carried:
+    """What a carried value is at the beginning of a trip."""
+
+    position: int
+
+
+def _settled(trip: Trip, symbol: Any) -> Symbol:
+    """A symbol as statements take it: a carried value becomes an item when it is first seen."""
+
+    if isinstance(symbol, _Carried):
+        return trip.item(Item("carried", source=symbol.position))
+    found: Symbol = symbol
+    return found
+
+
+def _part(symbol: Symbol, position: Any) -> Symbol:
+    if isinstance(symbol, Several) and type(position) is int and position < len(symbol.items):
+        found: Symbol = symbol.items[position]
+        return found
+    raise other_form("a part of a value is picked")
+
+
+def _missing(node: object) -> Any:
+    raise LookupError(str(node))
+
+
+def _label(param: fx.Node) -> str:
+    return facts.get(param).state.lstrip("%") or param.name
+
+
+def _builds_graph(node: fx.Node) -> bool:
+    if any(c.kind in ("no_grad", "inference_mode") for c in facts.get(node).context):
+        return False
+    spec = facts.get(node).spec
+    specs = () if spec is None else (spec, *spec.items)
+    return any(s.requires_grad for s in specs)
+
+
+def _blocker(code: str, why: str, node: fx.Node) -> Blocker:
+    where = place(node)
+    return Blocker(code, why, where=(where,) if where else ())

@@ -1,0 +1,111 @@
+"""Loops of published code: compiled, they leave eager's values behind, computed at once."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import rose_compiler
+from rose_compiler.base.decision import Decision
+from rose_compiler.kernels import scan
+from tests.passes import scan_loops
+from tests.passes.scan_loops import LOOPS, T
+
+NAMES = ("rewards", "values", "dones", "logratio", "out", "more")
+
+
+def world(size: int, seed: int) -> tuple[Any, ...]:
+    g = torch.Generator().manual_seed(seed)
+    buf = SimpleNamespace(**{n: torch.randn(T, size, generator=g) for n in NAMES})
+    buf.dones = (buf.dones > 0.7).float()
+    buf.mask = buf.dones > 0.5
+    done = torch.zeros(size)
+    return buf, SimpleNamespace(gamma=0.99, lam=0.95), torch.randn(size, generator=g), done
+
+
+def seen(result: Any, given: tuple[Any, ...]) -> list[torch.Tensor]:
+    found = list(result) if isinstance(result, tuple) else [result]
+    return [*found, *(getattr(given[0], n) for n in NAMES), *given[2:]]
+
+
+def compiled(fn: Any, tmp_path: Any, **options: Any) -> Any:
+    path = tmp_path / "decision.json"
+    Decision().save(path)
+    return rose_compiler.compile(fn, tune=path, **options)
+
+
+@pytest.fixture
+def runs(monkeypatch) -> list[bool]:
+    """Whether each recurrence that ran was computed at once."""
+    found: list[bool] = []
+    original = scan.run
+
+    def watched(*args: Any) -> Any:
+        made = original(*args)
+        found.append(made is not None)
+        return made
+
+    monkeypatch.setattr(scan, "run", watched)
+    return found
+
+
+@pytest.mark.parametrize("numerics", ["bitwise", "close"])
+@pytest.mark.parametrize("fn", LOOPS, ids=lambda f: f.__name__)
+def test_values_of_the_loop(fn, numerics, tmp_path, runs) -> None:
+    exact = fn is not scan_loops.vtrace
+    run = compiled(fn, tmp_path, numerics=numerics)
+    for call in range(3):
+        given, again = world(5, call), world(5, call)
+        expected, found = seen(fn(*given), given), seen(run(*again), again)
+        for a, b in zip(expected, found, strict=True):
+            assert a.shape == b.shape
+            assert torch.equal(a, b) if exact or numerics == "bitwise" else True
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    # the first call is watched as it stands; so are functions whose last bits may differ
+    assert runs == ([True] * 2 if exact or numerics == "close" else []), run.explain()
+
+
+def test_other_types_than_at_capture_run_trip_by_trip(tmp_path, runs) -> None:
+    """A buffer that is replaced below an object is not seen by guards."""
+    run = compiled(scan_loops.returns, tmp_path)
+    run(*world(5, 0))
+    buf, k, value, done = world(5, 1)
+    run(buf, k, value, done)
+    expected, found = (world(5, 2) for _ in range(2))
+    run(*found)
+    scan_loops.returns(*expected)
+    assert torch.equal(expected[0].out, found[0].out)
+    for given in (expected, found):
+        given[0].rewards = given[0].rewards.double()
+    run(*found)
+    scan_loops.returns(*expected)
+    assert torch.equal(expected[0].out, found[0].out)
+    assert runs[:2] == [True, True]
+
+
+def test_gradients_flow_as_in_the_loop(tmp_path, runs) -> None:
+    """A gradient that was not there at capture: trips run one by one and build eager's graph."""
+    run = compiled(scan_loops.returns, tmp_path)
+    for _ in range(2):
+        run(*world(5, 0))
+    grads = []
+    for fn in (scan_loops.returns, run):
+        buf, k, value, done = world(5, 1)
+        buf.values.requires_grad_()
+        k.gamma = buf.values[0]
+        fn(buf, k, value, done).sum().backward()
+        grads.append(buf.values.grad)
+    assert torch.equal(*grads)
+
+
+def test_a_setting_that_changes(tmp_path, runs) -> None:
+    run = compiled(scan_loops.shifted, tmp_path)
+    for call, gamma in enumerate((0.99, 0.99, 0.5, 0.25)):
+        given, again = world(5, call), world(5, call)
+        given[1].gamma = again[1].gamma = gamma
+        expected, found = seen(scan_loops.shifted(*given), given), seen(run(*again), again)
+        assert all(map(torch.equal, expected, found))
+    assert all(runs)
