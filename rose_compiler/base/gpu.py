@@ -9,8 +9,10 @@ constant rate; a task may stand for thousands of kernels of one stage. Its rules
    ``work_s * (serial + (1 - serial) * demand / s)`` (Amdahl's law, with what SMs can't shorten,
    launches and tails, in ``serial``).
 3. *Sharing.* Kernels of one process share the SMs: those of higher priority (the lower number) are
-   served first, equals in proportion to what they can use, and no SM is left idle that one of them
-   could use.
+   served first. Equals that together ask for more than there is get shares in proportion to what
+   they can use and to their ``grain``: blocks wait in one queue, so that a stage of long kernels
+   holds up one of short kernels. A task claims SMs only while a kernel of it runs: in its serial
+   part the others fill the gap.
 4. *Time slicing.* Without MPS the kernels of different processes take turns, each turn with the
    whole device; a switch costs ``Machine.switch_s``.
 5. *MPS.* With it they share as those of one process do. A group with ``sms`` is a cap, rounded
@@ -72,16 +74,20 @@ class Kernel(Task):
 
     ``demand`` is in SMs (cores). ``serial`` is the share of ``work_s`` that does not get shorter
     with more of them, ``bandwidth`` the share of the device's memory bandwidth used at full rate.
+    ``grain`` says how long its kernels last, relative to those of others.
     """
 
     serial: float = 0.0
     bandwidth: float = 0.0
     device: Literal["gpu", "cpu"] = "gpu"
+    grain: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (0 <= self.serial <= 1 and 0 <= self.bandwidth <= 1):
             raise ValueError(f"serial and bandwidth of {self.name!r} are shares from 0 to 1")
+        if not self.grain > 0:
+            raise ValueError(f"grain of {self.name!r} is {self.grain}, not above 0")
 
     def speed(self, units: float) -> float:
         """Progress a second with that many SMs or cores, 1 with all it can use."""
@@ -235,7 +241,9 @@ def simulate_gpu(kernels: Iterable[Kernel], gpu: VirtualGpu) -> GpuRun:
         if not running:
             raise deadlock(lanes, heads, end)
         now_on = [by_name[name] for name in running]
-        key = frozenset((k.lane, k.demand, k.serial, k.bandwidth, k.device) for k in now_on)
+        key = frozenset(
+            (k.lane, k.demand, k.serial, k.bandwidth, k.device, k.grain) for k in now_on
+        )
         by_lane = known.get(key)
         if by_lane is None:  # a steady state runs the same kernels again and again
             found = rates(now_on, gpu)
@@ -287,7 +295,7 @@ def rates(kernels: Sequence[Kernel], gpu: VirtualGpu) -> dict[str, Progress]:
 
 def _together(kernels: Sequence[Kernel], gpu: VirtualGpu) -> dict[str, Progress]:
     """Kernels that are resident at the same time: SMs first, then bandwidth."""
-    units = _units(kernels, gpu)
+    units = _resident_units(kernels, gpu)
     speeds = {k.name: k.speed(units[k.name]) for k in kernels}
     asked = {k.name: k.bandwidth * speeds[k.name] for k in kernels if k.bandwidth * speeds[k.name]}
     granted = fair_shares(asked, 1.0)
@@ -302,8 +310,28 @@ def _together(kernels: Sequence[Kernel], gpu: VirtualGpu) -> dict[str, Progress]
     return found
 
 
-def _units(kernels: Sequence[Kernel], gpu: VirtualGpu) -> dict[str, float]:
-    """SMs by kernel."""
+def _resident_units(kernels: Sequence[Kernel], gpu: VirtualGpu) -> dict[str, float]:
+    """SMs by kernel while it has some.
+
+    How many depends on how often the others have a kernel running, which depends on what they get:
+    a fixed point, reached in a few rounds since each round moves presences by less than the last.
+    """
+    presence = {k.name: 1.0 - k.serial for k in kernels}
+    units: dict[str, float] = {}
+    rounds = 8 if len(kernels) > 1 and any(k.serial for k in kernels) else 1
+    for _ in range(rounds):
+        for kernel in kernels:
+            seen = {**presence, kernel.name: 1.0}
+            units[kernel.name] = _units(kernels, seen, gpu)[kernel.name]
+        presence = {k.name: 1.0 - k.serial * k.speed(units[k.name]) for k in kernels}
+    return units
+
+
+def _units(
+    kernels: Sequence[Kernel], presence: Mapping[str, float], gpu: VirtualGpu
+) -> dict[str, float]:
+    """SMs by kernel, for kernels that claim them for a part of the time."""
+    claims = {k.name: (k.demand * presence[k.name], k.grain) for k in kernels}
     groups = {k.name: gpu.group_of(k.lane) for k in kernels}
     parties = {gpu.party(group.process) for group in groups.values()}
     here = [g for g in gpu.groups if gpu.party(g.process) in parties]
@@ -314,24 +342,49 @@ def _units(kernels: Sequence[Kernel], gpu: VirtualGpu) -> dict[str, float]:
     }
     units: dict[str, float] = {}
     for level in sorted({gpu.priority.get(k.lane, 0) for k in kernels}):
-        now = [k for k in kernels if gpu.priority.get(k.lane, 0) == level]
-        by_group: dict[str, list[Kernel]] = {}
-        for kernel in now:
-            by_group.setdefault(groups[kernel.name].name, []).append(kernel)
+        by_group: dict[str, list[str]] = {}
+        for kernel in kernels:
+            if gpu.priority.get(kernel.lane, 0) == level:
+                by_group.setdefault(groups[kernel.name].name, []).append(kernel.name)
+        owners = {name for name, members in by_group.items() if groups[members[0]].exclusive}
         shared = {
-            name: min(sum(k.demand for k in members), left[name])
+            name: (
+                min(sum(claims[k][0] for k in members), left[name]),
+                _mean_grain([claims[k] for k in members]),
+            )
             for name, members in by_group.items()
-            if not groups[members[0].name].exclusive and left[name] > 0
+            if name not in owners
         }
-        parts = fair_shares(shared, free) if free > 0 else dict.fromkeys(shared, 0.0)
+        parts = weighted_shares(shared, free)
         for name, members in by_group.items():
-            exclusive = groups[members[0].name].exclusive
-            room = left[name] if exclusive else parts.get(name, 0.0)
-            wanted = {k.name: k.demand for k in members}
-            given = fair_shares(wanted, room) if room > 0 else dict.fromkeys(wanted, 0.0)
+            room = left[name] if name in owners else parts[name]
+            given = weighted_shares({k: claims[k] for k in members}, room)
             units |= given
             used = sum(given.values())
             left[name] -= used
-            if not exclusive:
+            if name not in owners:
                 free = max(0.0, free - used)
     return units
+
+
+def _mean_grain(claims: Sequence[tuple[float, float]]) -> float:
+    total = sum(demand for demand, _ in claims)
+    return sum(demand * grain for demand, grain in claims) / total if total else 1.0
+
+
+def weighted_shares(claims: Mapping[str, tuple[float, float]], capacity: float) -> dict[str, float]:
+    """Shares of ``capacity`` in proportion to demand times weight, none above its demand.
+
+    ``claims`` are pairs of demand and weight. All of it is used, or every demand is met.
+    """
+    left = max(0.0, capacity)
+    waiting = sum(demand * weight for demand, weight in claims.values())
+    shares: dict[str, float] = {}
+    # who weighs most gets all it asks for first; the rest is divided among the others
+    for name in sorted(claims, key=lambda name: -claims[name][1]):
+        demand, weight = claims[name]
+        fair = left * demand * weight / waiting if waiting > 0 else 0.0
+        shares[name] = min(demand, fair)
+        left -= shares[name]
+        waiting -= demand * weight
+    return shares

@@ -74,14 +74,26 @@ def _law(points: Sequence[tuple[float, float]]) -> Response:
     units = np.array([u for u, _ in points])
     seconds = np.array([s for _, s in points])
     weights = 1.0 / np.maximum(seconds, 1e-12 + 1e-6 * seconds.max())
-    best, least = Response(0.0, 0.0), math.inf
     # what saturates between two points shows in the later one's time only: a grid finds it
     grid = np.unique(np.concatenate([np.linspace(units[0], units[-1], 61), units]))
-    for demand in [math.inf, *grid[::-1]]:
-        inverse = 1.0 / np.minimum(units, demand)
-        rows = np.stack([np.ones_like(inverse), inverse], axis=1) * weights[:, None]
-        (fixed, work), error = nnls(rows, seconds * weights)
-        # a later demand must explain more than rounding does
-        if error < least * (1 - 1e-6) - 1e-9:
-            best, least = Response(float(fixed), float(work), float(demand)), error
-    return best
+    demands = np.concatenate([[np.inf], grid[::-1]])
+    errors = _errors(1.0 / np.minimum(units, demands[:, None]), seconds, weights)
+    # the latest demand among the best: an earlier one must explain more than rounding does
+    best = float(demands[np.argmax(errors <= errors.min() * (1 + 1e-6) + 1e-12)])
+    rows = np.stack([np.ones_like(units), 1.0 / np.minimum(units, best)], axis=1)
+    (fixed, work), _ = nnls(rows * weights[:, None], seconds * weights)
+    return Response(float(fixed), float(work), best)
+
+
+def _errors(inverse: np.ndarray, seconds: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Least squared error of ``fixed + work * inverse`` with both not negative, for each row."""
+    w = weights**2
+    one, x, xx = w.sum(), inverse @ w, inverse**2 @ w
+    y, xy = w @ seconds, inverse @ (w * seconds)
+    spread = one * xx - x**2
+    flat = spread <= 1e-12 * one * xx
+    work = np.where(flat, 0.0, (one * xy - x * y) / np.where(flat, 1.0, spread))
+    fixed = (y - work * x) / one
+    work, fixed = np.where(work < 0, 0.0, work), np.where(work < 0, y / one, fixed)
+    work, fixed = np.where(fixed < 0, xy / xx, work), np.where(fixed < 0, 0.0, fixed)
+    return ((fixed[:, None] + work[:, None] * inverse - seconds) ** 2) @ w
