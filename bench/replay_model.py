@@ -158,6 +158,7 @@ class Row:
     env: float | None
     infer: float | None
     train: float | None
+    invariant: float | None  # of the simulation: the same on every step, and done again
     sim: str
     renders: bool
     note: str
@@ -216,7 +217,7 @@ def rows(path: Path = DATA) -> list[Row]:
         for line in csv.DictReader(file):
             times = {
                 name: float(line[name]) if line[name] else None
-                for name in ("rollout", "env", "infer", "train")
+                for name in ("rollout", "env", "infer", "train", "invariant")
             }
             texts = {name: line[name] for name in ("id", "workload", "hardware", "machine", "unit")}
             found.append(
@@ -258,22 +259,28 @@ class Replay:
         # what of the rollout is neither: transfers and waiting, on no SM
         rollout = row.rollout if row.rollout is not None else self.env + self.infer
         self.other = max(0.0, rollout - self.env - self.infer)
+        self.invariant = row.invariant or 0.0
         if row.no_gain and not row.split:  # one stage: nothing is known of what is inside
             self.env, self.infer = stages["rollout"], 0.0
 
-    def rollout(self, shards: int, late: float = 0.0, one_lane: bool = False) -> list[Kernel]:
+    def rollout(self, shards: int, late: float = 0.0, by_hand: bool = False) -> list[Kernel]:
         """The kernels of a rollout, of which ``shards`` advance apart.
 
-        ``late``: seconds of training's work done beside it. ``one_lane``: rendering does not run
-        beside the physics of the next shard.
+        ``late``: seconds of training's work done beside it. ``by_hand``: rendering does not run
+        beside the physics of the next shard, and what never changes is done on every step.
         """
         found: list[Kernel] = []
+        hoisted = 0.0 if by_hand else self.invariant
+        if hoisted:  # one step's share of it is done once
+            demand = self.assumed.sim_sms * self.machine.sms
+            found.append(Kernel("hoisted", "sim", hoisted / STEPS, demand))
+        env = self.env - hoisted
         ready: dict[int, tuple[str, ...]] = dict.fromkeys(range(shards), ())
         for t in range(STEPS):
             for g in range(shards):
                 if self.infer:
                     ready[g] = (self._infer(found, t, g, shards, ready[g]),)
-                ready[g] = (self._step(found, t, g, shards, ready[g], one_lane),)
+                ready[g] = (self._step(found, t, g, shards, ready[g], by_hand, env),)
                 if late:
                     work = late / STEPS / shards
                     found.append(self._train(f"late {t} {g}", "late", work, ready[g]))
@@ -296,15 +303,16 @@ class Replay:
         g: int,
         shards: int,
         after: tuple[str, ...],
-        one_lane: bool,
+        by_hand: bool,
+        env: float,
     ) -> str:
         a = self.assumed
         name = f"step {t} {g}"
         if self.row.sim == "cpu":
-            work = self.env / STEPS / shards  # cores are full with any number of environments
+            work = env / STEPS / shards  # cores are full with any number of environments
             into.append(Kernel(name, "sim", work, self.machine.cores, after, device="cpu"))
             return name
-        work, shrunk = _part(self.env / STEPS, a.sim_fixed, shards)
+        work, shrunk = _part(env / STEPS, a.sim_fixed, shards)
         demand = a.sim_sms * self.machine.sms * shrunk
         memory = a.memory / 2 * shrunk
         drawn = a.render if self.row.renders else 0.0
@@ -314,7 +322,7 @@ class Replay:
             )
         if drawn:
             after, name = (name,), f"render {t} {g}"
-            lane = "sim" if one_lane else "render"
+            lane = "sim" if by_hand else "render"
             into.append(Kernel(name, lane, work * drawn, demand, after, a.sim_serial, memory))
         return name
 
@@ -339,7 +347,7 @@ class Replay:
 
     def sequential(self) -> Result:
         """Inference and simulation of all environments in turn, then training."""
-        run = simulate_gpu(self.rollout(1, one_lane=True), VirtualGpu(self.machine))
+        run = simulate_gpu(self.rollout(1, by_hand=True), VirtualGpu(self.machine))
         return self._iteration(run, 0.0, "sequential")
 
     def by_hand(self) -> Result:
@@ -349,7 +357,7 @@ class Replay:
             (Group("sim", "sim"), Group("infer", "infer")),
             {"sim": "sim", "infer": "infer"},
         )
-        run = simulate_gpu(self.rollout(2, one_lane=True), gpu)
+        run = simulate_gpu(self.rollout(2, by_hand=True), gpu)
         return self._iteration(run, 0.0, "two halves, taking turns")
 
     def stage_one(self) -> tuple[Result, int, float]:
@@ -362,7 +370,7 @@ class Replay:
                 kernels = self.rollout(shards, late)
                 for first in (0, -1) if shards > 1 else (0,):
                     run = simulate_gpu(kernels, self._streams(first))
-                    what = f"{shards} shards" + (", late work in windows" if late else "")
+                    what = _shards(shards) + (", late work in windows" if late else "")
                     what += ", simulator first" if first else ""
                     found.append((self._iteration(run, late, what), shards, late))
         return min(found, key=lambda one: one[0].time)
@@ -377,7 +385,7 @@ class Replay:
             kernels = self.rollout(count, late)
             if self.assumed.apart:
                 run = simulate_gpu(kernels, replace(self._streams(0), mps=True))
-                shared = self._iteration(run, late, f"{count} shards, MPS without quotas")
+                shared = self._iteration(run, late, f"{_shards(count)}, MPS without quotas")
                 best = min(best, shared, key=lambda one: one.time)
             lanes = [
                 lane
@@ -387,7 +395,7 @@ class Replay:
             if len(lanes) < 2 or (count == 1 and not late):
                 continue
             for backend in ("green-context", "mps-percentage"):
-                tuned = self._tuned(kernels, lanes, backend, late, f"{count} shards")
+                tuned = self._tuned(kernels, lanes, backend, late, _shards(count))
                 best = min(best, tuned, key=lambda one: one.time)
         return best
 
@@ -423,6 +431,10 @@ class Replay:
             {"late": 1, "sim": first},
             graphics=frozenset({"render"}),
         )
+
+
+def _shards(count: int) -> str:
+    return f"{count} shard" + ("s" if count > 1 else "")
 
 
 def _part(work: float, fixed: float, shards: int) -> tuple[float, float]:

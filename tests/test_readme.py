@@ -42,11 +42,8 @@ def test_what_is_not_there_yet_says_so() -> None:
     section = (
         PAGE.read_text(encoding="utf-8").partition("## Not there yet")[2].partition("\n## ")[0]
     )
-    compiled = rose_compiler.compile(lambda_free)
     tries = {
-        "quota_plan": lambda: compiled.quota_plan,
         "staleness": lambda: rose_compiler.compile(lambda_free, staleness={"policy": 1}),
-        "backend": lambda: rose_compiler.compile(lambda_free, backend="virtual:h100"),
     }
     for name, attempt in tries.items():
         assert name in section, f"{name} is not in the README's list"

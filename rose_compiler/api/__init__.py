@@ -35,7 +35,8 @@ def compile(
         staleness: bounded staleness of a named state; 0, fully synchronous, is all there is so far.
         passes: the passes to run, in order, as :class:`rose_compiler.Pass` objects; the package's
             own pipeline by default. ``ROSE_PASSES`` selects by name.
-        backend: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        backend: ``"auto"``, ``"cpu"`` or ``"cuda"``; ``"virtual:h200"``, or ``"virtual:"`` and the
+            path of a description, plans quotas for a GPU that is not there.
         tune: try several schedules on real iterations and keep the fastest; ``False`` takes the
             default schedule; a path takes the decision saved there.
         check: checking mode: run each iteration one operation at a time, compute again what passes

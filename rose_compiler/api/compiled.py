@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rose_compiler.api.options import Options
+from rose_compiler.api.quotas import plan_quotas
 from rose_compiler.api.reporting import write_report
 from rose_compiler.api.specialize import Schedule, Specialization
 from rose_compiler.api.tracing import Tracer
@@ -19,6 +20,7 @@ from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import ConfigError, fail, register
 from rose_compiler.base.profile import Profile
+from rose_compiler.base.quota import QuotaPlan
 from rose_compiler.base.remarks import Remark, RemarkLog
 from rose_compiler.frontend import source
 from rose_compiler.frontend.guards import Arguments
@@ -222,13 +224,17 @@ class Compiled:
         self._require().unit.profiling.ask(iterations)
 
     @property
-    def quota_plan(self) -> Any:
-        """Shares of SMs or cores for each lane. Comes with compute control.
+    def quota_plan(self) -> QuotaPlan:
+        """Shares of SMs or cores for each lane of the schedule that was profiled last, from the
+        slack of its branches. Nothing is put into force: :mod:`rose_compiler.runtime.quotas` does.
 
-        Raises:
-            NotImplementedError: until then.
+        With ``backend="virtual:h200"``, or the path of a description, it is a plan for that GPU.
+        Before anything was profiled it has no shares, and says so.
         """
-        raise NotImplementedError("quota_plan: compute control is not there yet")
+        profile = None
+        if self._last is not None and self._last.unit.profiling.latest is not None:
+            profile = self._last.unit.profiling.last.profile
+        return plan_quotas(profile, self._options.backend)
 
     def report(self, path: str | Path) -> None:
         """Write a page (HTML) on the schedule in force: what was tried, its windows of low

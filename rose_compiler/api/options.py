@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from rose_compiler.api.quotas import VIRTUAL
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import RoseError, fail, nearest
+from rose_compiler.base.machine import load_machine
 from rose_compiler.passes.base import Pass
 
 Numerics = Literal["close", "bitwise"]
@@ -72,13 +74,13 @@ def make_options(
                 expected="True or False",
                 found=repr(flag),
             )
-    if backend not in _BACKENDS:
-        if str(backend).startswith("virtual:"):
-            raise NotImplementedError("backend='virtual:...': the virtual GPU is not there yet")
+    if str(backend).startswith(VIRTUAL):
+        load_machine(str(backend).removeprefix(VIRTUAL))
+    elif backend not in _BACKENDS:
         raise fail(
             "config-argument",
             f"backend={backend!r}{nearest(str(backend), _BACKENDS)}",
-            expected="one of " + ", ".join(map(repr, _BACKENDS)),
+            expected="one of " + ", ".join(map(repr, _BACKENDS)) + ", 'virtual:' and a machine",
             found=repr(backend),
         )
     for name, value in (("memory_limit", memory_limit), ("timeout", timeout)):

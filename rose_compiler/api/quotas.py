@@ -1,0 +1,74 @@
+"""``compiled.quota_plan``: quotas for the lanes of the schedule that was profiled last."""
+
+from __future__ import annotations
+
+from rose_compiler.base.errors import QuotaError
+from rose_compiler.base.machine import Machine, detect_cpu, load_machine
+from rose_compiler.base.profile import Profile
+from rose_compiler.base.quota import ANY_DEVICE, Backend, QuotaPlan
+from rose_compiler.runtime.quotas import all_backends, devices, usable
+from rose_compiler.tune.branches import branches, divide
+
+VIRTUAL = "virtual:"
+
+
+def plan_quotas(profile: Profile | None, backend: str) -> QuotaPlan:
+    """The plan for one profile; without shares where there is nothing to divide, and a note why.
+
+    ``backend`` is the argument of ``compile``. A virtual machine is planned for as if lanes in
+    processes of their own shared it through MPS, and its times and activity are those measured
+    here.
+
+    Raises ``ConfigError`` (``config-machine``) for a virtual machine that nothing describes.
+    """
+    kind, machine, device, notes = _target(profile, backend)
+    timeline = None if profile is None else profile.timeline
+    if profile is None or timeline is None or not timeline.spans:
+        notes.append("no iteration was profiled yet, so nothing is known of the lanes")
+        return QuotaPlan(kind, machine, device=device, notes=tuple(notes))
+    chunks = machine.cores if kind == "cores" else machine.chunks
+    graph = branches(timeline, chunks)
+    if len(graph.lanes) < 2:
+        notes.append("one lane does everything, so it has the whole device")
+    elif chunks < len(graph.lanes):
+        lanes = ", ".join(graph.lanes)
+        notes.append(f"{len(graph.lanes)} lanes ({lanes}) share {chunks} {_unit(kind)}: too few")
+    else:
+        found = divide(graph, chunks)
+        notes.append(f"from one profiled iteration on {profile.machine}")
+        return QuotaPlan.divide(
+            kind,
+            machine,
+            dict(found.chunks),
+            why=found.why,
+            device=device,
+            before_s=found.equal_s,
+            predicted_s=found.predicted_s,
+            notes=tuple(notes),
+        )
+    return QuotaPlan(kind, machine, device=device, notes=tuple(notes))
+
+
+def _unit(kind: Backend) -> str:
+    return "cores" if kind == "cores" else "chunks of SMs"
+
+
+def _target(profile: Profile | None, backend: str) -> tuple[Backend, Machine, str, list[str]]:
+    """Back end, machine and device, and notes on what was passed over."""
+    if backend.startswith(VIRTUAL):
+        machine = load_machine(backend.removeprefix(VIRTUAL))
+        if not machine.sms:
+            return "cores", machine, ANY_DEVICE, []
+        timeline = None if profile is None else profile.timeline
+        lanes = () if timeline is None else timeline.lanes()
+        apart = any(lane.startswith("shard:") for lane in lanes)
+        return ("mps-percentage" if apart else "green-context"), machine, ANY_DEVICE, []
+    found, remarks = usable(all_backends())
+    notes = [remark.why for remark in remarks]
+    if backend == "cpu" or found[0].name == "cores":
+        return "cores", detect_cpu(), ANY_DEVICE, notes
+    try:
+        gpu = devices()[0]
+    except (QuotaError, IndexError):  # it has gone since the back ends looked
+        return "cores", detect_cpu(), ANY_DEVICE, notes
+    return found[0].name, gpu.machine(), gpu.uuid, notes

@@ -1,0 +1,87 @@
+"""A profiled iteration as a graph of branches, and quotas for its lanes from that alone.
+
+A profile shows when each operation ran and how much of the device it kept busy, under the quotas
+of that iteration only. So two things are taken from it that more measurements would replace: an
+operation waits for whatever had ended on other lanes before it began, and it gets slower once it
+has less of the device than it kept busy, in proportion.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rose_compiler.base.machine import Task
+from rose_compiler.base.profile import Timeline
+from rose_compiler.tune.critical import lane_slack, timing
+from rose_compiler.tune.response import Response
+from rose_compiler.tune.slack import WORTH, Planner, apportion
+
+#: The coordinator's own work, whose lane has no name in a profile.
+COORDINATOR = "coordinator"
+#: Share of an operation's time that its start may lie before the end of what it waited for: clocks
+#: of different processes are read one after the other.
+_EARLY = 0.02
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Tasks by lane with what they waited for, and each one's response to a quota in chunks."""
+
+    tasks: tuple[Task, ...]
+    curves: Mapping[str, Response]
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        """The lanes in order of their first task."""
+        return tuple(dict.fromkeys(task.lane for task in self.tasks))
+
+
+def branches(timeline: Timeline, chunks: int) -> Branches:
+    """The graph of one iteration on a device of so many chunks."""
+    spans = sorted(timeline.spans, key=lambda s: (s.start_s, s.end_s))
+    ended: dict[str, tuple[list[float], list[str]]] = {}
+    tasks: list[Task] = []
+    curves: dict[str, Response] = {}
+    for number, span in enumerate(spans):
+        lane, name = span.lane or COORDINATOR, f"{number} {span.label or span.op}"
+        latest = span.start_s + _EARLY * span.duration_s
+        after = []
+        for other, (ends, names) in ended.items():
+            if other != lane and (at := bisect.bisect_right(ends, latest)):
+                after.append(names[at - 1])
+        busy = max(1e-3, span.activity) * chunks
+        tasks.append(Task(name, lane, max(0.0, span.duration_s), busy, tuple(after)))
+        curves[name] = Response(0.0, tasks[-1].work_s * busy, busy)
+        ends, names = ended.setdefault(lane, ([], []))
+        # ends of a lane that runs in order increase; where clocks disagree, the later one counts
+        ends.append(max(span.end_s, ends[-1] if ends else span.end_s))
+        names.append(name)
+    return Branches(tuple(tasks), curves)
+
+
+@dataclass(frozen=True)
+class Divided:
+    """Chunks by lane, the iteration's predicted time with equal and with these quotas, and why."""
+
+    chunks: Mapping[str, int]
+    equal_s: float
+    predicted_s: float
+    why: Mapping[str, str]
+
+
+def divide(graph: Branches, chunks: int) -> Divided:
+    """Quotas with the least predicted time; raises ``ValueError`` for fewer chunks than lanes."""
+    if chunks < len(graph.lanes):
+        raise ValueError(f"{chunks} chunks are not enough for {len(graph.lanes)} lanes")
+    planner = Planner(graph.tasks, graph.curves, chunks, graph.lanes)
+    equal = apportion(dict.fromkeys(graph.lanes, 1.0), chunks)
+    found = planner.improve(equal)
+    timed = timing(graph.tasks, planner.seconds(found))
+    slack = lane_slack(graph.tasks, timed)
+    why = {
+        lane: "critical" if s <= WORTH * timed.makespan else f"slack {s:.3g} s"
+        for lane, s in slack.items()
+    }
+    return Divided(found, planner.predict(equal), timed.makespan, why)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from rose_compiler.base.profile import Span, Timeline
+from rose_compiler.tune.branches import COORDINATOR, branches, divide
+
+
+def spans(*rows: tuple[str, str, float, float, float]) -> Timeline:
+    return Timeline(tuple(Span(op, lane, a, b, activity=share) for op, lane, a, b, share in rows))
+
+
+TIMELINE = spans(
+    ("act", "", 0.0, 1.0, 0.9),
+    ("step", "shard:0", 1.0, 5.0, 0.8),
+    ("value", "", 1.0, 2.0, 0.9),
+    ("update", "", 5.0, 6.0, 1.0),
+)
+
+
+def test_what_had_ended_elsewhere_was_waited_for() -> None:
+    graph = branches(TIMELINE, 16)
+    assert graph.lanes == (COORDINATOR, "shard:0")
+    after = {task.name: task.after for task in graph.tasks}
+    assert after == {
+        "0 act": (),
+        "1 value": (),
+        "2 step": ("0 act",),
+        "3 update": ("2 step",),
+    }
+    step = graph.curves["2 step"]
+    assert step.seconds(16) == pytest.approx(4.0)
+    assert step.seconds(6.4) == pytest.approx(8.0)  # it kept 12.8 of 16 chunks busy
+
+
+def test_clocks_of_other_processes_may_be_a_little_off() -> None:
+    graph = branches(spans(("a", "", 0.0, 1.001, 1.0), ("b", "x", 1.0, 2.0, 1.0)), 4)
+    assert graph.tasks[1].after == ("0 a",)
+
+
+def test_chunks_go_to_the_lane_that_is_waited_for() -> None:
+    long = spans(
+        ("step", "shard:0", 0.0, 9.0, 0.9),
+        ("value", "", 0.0, 2.0, 0.9),
+        ("update", "", 9.0, 10.0, 0.3),
+    )
+    found = divide(branches(long, 16), 16)
+    assert found.chunks["shard:0"] > found.chunks[COORDINATOR]
+    assert sum(found.chunks.values()) == 16
+    assert found.predicted_s < found.equal_s
+    assert found.why["shard:0"] == "critical"
+    with pytest.raises(ValueError, match="not enough"):
+        divide(branches(long, 1), 1)
+
+
+def test_an_operation_that_keeps_little_busy_needs_little() -> None:
+    light = spans(("step", "x", 0.0, 4.0, 0.1), ("act", "", 0.0, 4.0, 1.0))
+    found = divide(branches(light, 16), 16)
+    assert found.chunks["x"] <= 2
+    assert found.predicted_s == pytest.approx(4.0 * 16 / found.chunks[COORDINATOR])
