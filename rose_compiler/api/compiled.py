@@ -8,6 +8,7 @@ import shutil
 import textwrap
 import warnings
 import weakref
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,10 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         specialization, arguments = self._find(args, kwargs)
         self._last = specialization
-        return specialization.call(arguments, self.runtime, lambda: self._fn(*args, **kwargs))
+        try:
+            return specialization.call(arguments, self.runtime, lambda: self._fn(*args, **kwargs))
+        finally:
+            specialization.guards.after_call()
 
     def _find(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -105,10 +109,11 @@ class Compiled:
         self._recaptures.append(why)
         self._log.add(Remark("note", "guards", (), "re-captured", f"captured anew: {why}"))
         if len(self._recaptures) == MAX_RECAPTURES + 1:
-            culprits = sorted(set(self._recaptures), key=self._recaptures.count, reverse=True)[:3]
+            culprits = Counter(w.partition(" changed ")[0] for w in self._recaptures)
+            told = ", ".join(f"{what} ({n} times)" for what, n in culprits.most_common(3))
             warnings.warn(
-                f"rose_compiler captured {self.__name__} {len(self._recaptures)} times; "
-                f"what kept changing: {'; '.join(culprits)}",
+                f"rose_compiler captured {self.__name__!r} anew {len(self._recaptures)} times; "
+                f"what kept changing: {told}. Keep it fixed, or pass it as an argument",
                 stacklevel=4,
             )
 

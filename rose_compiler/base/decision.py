@@ -86,7 +86,7 @@ class Decision:
         """Read what ``save`` wrote; raises ``ConfigError`` (``config-decision``)."""
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise fail(
                 "config-decision", f"{path} can't be read as a decision", found=str(error)
             ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,8 @@ import torch
 
 from rose_compiler.frontend.capture import Captured
 from rose_compiler.frontend.components import is_simulator
-from rose_compiler.frontend.names import StateNames
+from rose_compiler.frontend.modules import Watched
+from rose_compiler.frontend.names import StateNames, memory_range
 from rose_compiler.frontend.scope import is_scalar
 
 Check = Callable[[], str | None]
@@ -41,10 +43,11 @@ class Guards:
     layout: dict[str, tuple[Any, ...]]
     constants: dict[str, Any] = field(default_factory=dict)
     objects: dict[str, int] = field(default_factory=dict)
-    modules: list[tuple[str, torch.nn.Module, tuple[Any, ...]]] = field(default_factory=list)
+    modules: list[Watched] = field(default_factory=list)
     simulators: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     tensors: list[tuple[str, torch.nn.Module, str, torch.Tensor]] = field(default_factory=list)
     getters: list[tuple[str, Callable[[Arguments], Any], Any]] = field(default_factory=list)
+    sharing: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """Sort the arguments of a call into values and states.
@@ -89,9 +92,9 @@ class Guards:
                 return f"{path} is gone"
             if found is not expected and not _same(found, expected):
                 return f"{path} changed from {_short(expected)} to {_short(found)}"
-        for name, module, expected in self.modules:
-            if module_state(module) != expected:
-                return f"the mode, hooks or forward of {name} changed"
+        for watched in self.modules:
+            if not watched.unchanged() and (changed := watched.difference(watched.module)):
+                return changed
         for name, owner, key, tensor in self.tensors:
             current = owner._parameters.get(key)
             if current is not tensor and (current is None or describe(current) != describe(tensor)):
@@ -99,8 +102,25 @@ class Guards:
         for root, expected in self.simulators.items():
             found = simulator_state(arguments.states[root])
             if found != expected:
-                return f"simulator {root} changed from {expected} to {found}"
+                return f"simulator {root} changed from {_told(expected)} to {_told(found)}"
+        return self._newly_shared(arguments)
+
+    def _newly_shared(self, arguments: Arguments) -> str | None:
+        """Memory that an argument shares now and did not when the program was captured."""
+        if not any(map(may_share, arguments.values.values())):
+            return None
+        for name, others in sharing(arguments).items():
+            new = others - self.sharing.get(name, frozenset())
+            if new:
+                return f"argument {name!r} changed: it shares memory with {sorted(new)[0]}"
         return None
+
+    def after_call(self) -> None:
+        """Take what modules did to their own attributes during a call for how they are now: only
+        what changes between calls is a change."""
+        for watched in self.modules:
+            if watched.living:
+                watched.look()
 
     def rebind(self, arguments: Arguments) -> str | None:
         """Accept other objects of the same make; say what differs otherwise."""
@@ -108,10 +128,20 @@ class Guards:
             old = self.captured.program.objects.get(root)
             if type(value) is not type(old):
                 return f"{root} changed from a {type(old).__name__} to a {type(value).__name__}"
-        layout = layout_of(StateNames(arguments.states))
+        names = StateNames(arguments.states)
+        layout = layout_of(names)
         if layout != self.layout:
-            names = [n for n in {*layout, *self.layout} if layout.get(n) != self.layout.get(n)]
-            return f"{', '.join(sorted(names)[:3])} changed shape, type or sharing"
+            changed = [n for n in {*layout, *self.layout} if layout.get(n) != self.layout.get(n)]
+            return f"{', '.join(sorted(changed)[:3])} changed shape, type or sharing"
+        # another object may be in another mode, have hooks or other shards
+        for watched in self.modules:
+            changed_module = watched.difference(names.modules[watched.name])
+            if changed_module is not None:
+                return changed_module
+        for root, before in self.simulators.items():
+            now = simulator_state(arguments.states[root])
+            if now != before:
+                return f"simulator {root} changed from {_told(before)} to {_told(now)}"
         self.watch(arguments)
         return None
 
@@ -120,7 +150,7 @@ class Guards:
         self.objects = {root: id(value) for root, value in arguments.states.items()}
         self.captured.program.objects.update(arguments.states)
         names = StateNames(arguments.states)
-        self.modules = [(name, m, module_state(m)) for name, m in names.modules.items()]
+        self.modules = [Watched(name, m) for name, m in names.modules.items()]
         self.tensors = [
             (f"{name}.{path}.{key}".replace("..", "."), inner, key, tensor)
             for name, module in names.modules.items()
@@ -140,6 +170,7 @@ def make_guards(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
     guards.values = {name: describe(value) for name, value in arguments.values.items()}
     guards.layout = layout_of(StateNames(arguments.states))
     guards.watch(arguments)
+    guards.sharing = sharing(arguments)
     for path, expected in captured.session.folded.items():
         read = _getter(path, captured, args, kwargs)
         if read is not None:
@@ -155,7 +186,7 @@ def _getter(
         return lambda arguments: current()
     if path.startswith("<argument>."):
         return None  # compared when the arguments are sorted
-    root, *parts = path.split(".")
+    root, *parts = path.removesuffix("()").split(".")
     if root not in captured.session.roots:
         return None
 
@@ -163,7 +194,7 @@ def _getter(
         value = arguments.states[root]
         for part in parts:
             value = getattr(value, part)
-        return value
+        return value.__func__ if isinstance(value, types.MethodType) else value
 
     return read
 
@@ -212,22 +243,33 @@ def layout_of(names: StateNames) -> dict[str, tuple[Any, ...]]:
     return made
 
 
-def module_state(module: torch.nn.Module) -> tuple[Any, ...]:
-    """Mode, hooks and replaced forwards of a module and those inside it."""
-    found: list[Any] = []
-    for inner in module.modules():
-        found.append(inner.training)
-        if inner._forward_hooks or inner._forward_pre_hooks or inner._backward_hooks:
-            found.append(
-                (
-                    len(inner._forward_hooks),
-                    len(inner._forward_pre_hooks),
-                    len(inner._backward_hooks),
-                )
-            )
-        if "forward" in inner.__dict__:
-            found.append(id(inner.__dict__["forward"]))
-    return tuple(found)
+def sharing(arguments: Arguments) -> dict[str, frozenset[str]]:
+    """The states and other arguments that each argument shares memory with."""
+    names = StateNames(arguments.states)
+    ranges = {name: memory_range(value) for name, value in arguments.values.items()}
+    found: dict[str, frozenset[str]] = {}
+    for name, mine in ranges.items():
+        if mine is None:
+            continue
+        others = {
+            f"argument {other!r}"
+            for other, its in ranges.items()
+            if other != name and its is not None and its[0] < mine[1] and mine[0] < its[1]
+        }
+        found[name] = frozenset({*names.overlapping(*mine), *others})
+    return found
+
+
+def may_share(value: Any) -> bool:
+    """Whether somebody else may hold a tensor's memory: cheap, and true rather too often."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    try:
+        storage = value.untyped_storage()
+        # the tensor and the object in ``storage`` are two
+        return bool(torch._C._storage_Use_Count(storage._cdata) > 2)
+    except (RuntimeError, NotImplementedError):
+        return False
 
 
 def simulator_state(env: Any) -> tuple[Any, ...]:
@@ -237,6 +279,12 @@ def simulator_state(env: Any) -> tuple[Any, ...]:
     if callable(shards):
         rows = tuple(int(s.num_envs) for s in shards())
     return (type(env).__name__, getattr(env, "num_envs", 1), rows)
+
+
+def _told(state: tuple[Any, ...]) -> str:
+    kind, envs, rows = state
+    shards = f" in {len(rows)} shards" if rows else ""
+    return f"a {kind} of {envs}{shards}"
 
 
 def _same(a: Any, b: Any) -> bool:

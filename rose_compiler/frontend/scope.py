@@ -186,8 +186,21 @@ class Scope:
             if isinstance(base.value, super):
                 return Static(value, base.root, base.path) if callable(value) else None
             path = f"{base.path}.{name}" if base.path else name
+            self._guard_function(expression, base, path, value)
             return self.session.static(value, base.root, path if base.root else "")
         return None
+
+    def _guard_function(
+        self, expression: ast.Attribute, base: Static, path: str, value: Any
+    ) -> None:
+        """Have it noticed when another function is put in a method's or a helper's place."""
+        function = getattr(value, "__func__", value)
+        if not isinstance(function, types.FunctionType):
+            return
+        if base.root:
+            self.session.folded.setdefault(f"{base.root}.{path}()", function)
+        elif value is function:
+            self._guard_outer(expression)
 
     def _super(self, call: ast.Call) -> Static | None:
         """``super(__class__, self)``, as a proxy of the live object."""
