@@ -28,7 +28,8 @@ class Watched:
     def __init__(self, name: str, module: torch.nn.Module) -> None:
         self.name = name
         self.module = module
-        self.living = any(_written_by(type(inner)) for inner in module.modules())
+        kinds: set[Any] = {type(inner) for inner in module.modules()}
+        self.living = any(map(_written_by, kinds))
         self.look()
 
     def look(self) -> None:
@@ -88,7 +89,7 @@ def state_of(module: torch.nn.Module) -> tuple[tuple[Any, ...], ...]:
     found = []
     for inner in module.modules():
         own = inner.__dict__
-        kind = type(inner)
+        kind: Any = type(inner)
         hooks = tuple(
             id(h)
             for table in (inner._forward_pre_hooks, inner._forward_hooks, inner._backward_hooks)
@@ -131,7 +132,8 @@ def _written_by(kind: Any) -> bool:
 
 
 def _methods(kind: type[torch.nn.Module]) -> Iterator[types.CodeType]:
-    for cls in kind.__mro__:
+    classes: tuple[type, ...] = kind.__mro__
+    for cls in classes:
         if cls is torch.nn.Module:
             return
         for key, member in vars(cls).items():
