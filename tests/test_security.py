@@ -247,6 +247,8 @@ ALLOWED = {
     ("exec", "codegen/load.py"): "code that the compiler emitted, or a file named by ROSE_EDIT",
     ("exec", "runtime/recovery.py"): "lines that the compiler emitted",
     ("exec", "testing/functions.py"): "functions that the test generator wrote",
+    ("exec", "kernels/scan_scalar.py"): "a recurrence, written from its operations",
+    ("compile", "kernels/scan_scalar.py"): "see above",
     ("compile", "codegen/load.py"): "see above",
     ("compile", "runtime/recovery.py"): "see above",
     ("compile", "testing/functions.py"): "see above",
