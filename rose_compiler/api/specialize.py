@@ -292,7 +292,7 @@ class Unit:
             options=decision,
             shards=self.shards(),
             asynchronous=self.asynchronous(),
-            probe=Prober(program, self.watch.examples),
+            probe=Prober(program, self.watch.examples, self.options.numerics == "bitwise"),
             run_ahead=self.options.run_ahead,
             memory_limit=self.options.memory_limit,
             optimizers=self.optimizers(),
@@ -363,7 +363,9 @@ class Specialization:
         self.captured = capture(fn, args, kwargs)
         program = self.captured.program
         verify(program)
-        self.guards = make_guards(self.captured, args, kwargs)
+        bound = self.captured.source.bound
+        given = args if bound is None else (bound, *args)
+        self.guards = make_guards(self.captured, given, kwargs)
         self.iterations = find_iterations(program, self.captured.session)
 
         def unit(of: Program) -> Unit:
