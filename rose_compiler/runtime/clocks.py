@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-#: Seconds between two samples for each clock that is read: a read takes about 0.6 µs, so that
-#: reading stays near 1% of the time.
-SECONDS_A_CLOCK = 60e-6
+#: Seconds between two samples at least.
+LEAST_S = 200e-6
+#: Reading the clocks takes at most this share of the time: each read is a system call, and between
+#: operations that have emptied the caches it takes several times what it takes in a loop.
+SHARE = 0.015
 
 
 def children() -> tuple[int, ...]:
@@ -72,7 +74,10 @@ class Clocks:
     def __init__(self, pids: Sequence[int] | None = None) -> None:
         found = children() if pids is None else pids
         self.children = [c for pid in found if (c := clock_of(pid)) is not None]
-        self.every_s = SECONDS_A_CLOCK * (2 + len(self.children))
+
+    def pause(self, taken_s: float) -> float:
+        """Seconds until the next sample, after one that took ``taken_s``."""
+        return max(LEAST_S, taken_s / SHARE)
 
     def read(self) -> tuple[float, float, float]:
         """CPU seconds of this thread, of this process, and of its children together."""

@@ -21,6 +21,8 @@ from rose_compiler.base.profile import Activity, LoopTime, OpTime, Profile, Span
 from rose_compiler.runtime.activity import busy_cores, share_of
 from rose_compiler.runtime.clocks import Clocks
 
+#: Seconds for which the list of child processes is taken to hold.
+CHILDREN_S = 5.0
 #: CPU seconds of this thread, this process and its children, at a point in time.
 Sample = tuple[float, float, float, float]
 
@@ -49,6 +51,7 @@ class Recorder:
         self.times: list[float] = []
         self.samples: list[Sample] = []
         self._clocks: Clocks | None = None
+        self._since = 0.0
         mark, at, now = self.marks.append, self.times.append, perf_counter
         due = float("inf")
 
@@ -62,7 +65,9 @@ class Recorder:
 
         def begin() -> None:
             nonlocal due
-            self._clocks = Clocks()
+            # listing the children takes as long as many ticks
+            if self._clocks is None or now() - self._since > CHILDREN_S:
+                self._clocks, self._since = Clocks(), now()
             self.marks.clear()
             self.times.clear()
             self.samples.clear()
@@ -81,7 +86,8 @@ class Recorder:
     def _sample(self, time: float) -> float:
         assert self._clocks is not None
         self.samples.append((time, *self._clocks.read()))
-        return time + self._clocks.every_s
+        now = perf_counter()
+        return now + self._clocks.pause(now - time)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from rose_compiler.base.machine import Machine
 from rose_compiler.base.marks import Mark
 from rose_compiler.base.profile import Activity, Profile, Span, Timeline
 from rose_compiler.runtime.activity import busy_cores, share_of
-from rose_compiler.runtime.clocks import Clocks, children, clock_of, parse_stat
+from rose_compiler.runtime.clocks import LEAST_S, SHARE, Clocks, children, clock_of, parse_stat
 from rose_compiler.runtime.profiler import Raw, Recorder, record, summarize, timeline
 from rose_compiler.runtime.support import Runtime
 
@@ -198,6 +198,12 @@ def test_the_cpu_time_of_a_child_is_seen() -> None:
         assert Clocks([child.pid]).read()[2] >= 0.2
         child.communicate("\n")
     assert clock() == 0.0, "a process that is gone has no time"
+
+
+def test_reading_clocks_takes_a_small_share_of_the_time() -> None:
+    clocks = Clocks([])
+    assert clocks.pause(0.0) == LEAST_S
+    assert clocks.pause(30e-6) == pytest.approx(30e-6 / SHARE)
 
 
 def test_a_command_with_brackets_does_not_confuse_the_stat_line() -> None:

@@ -1,0 +1,60 @@
+"""Shards in processes say when their steps really ran, if they are asked to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter, sleep
+from typing import Any
+
+import numpy as np
+import pytest
+from sim_envs import Walk
+
+from rose_compiler.runtime.support import Runtime
+from rose_compiler.sim import ShardedEnv
+
+ACTIONS = np.zeros((2, 2), np.float32)
+
+
+@pytest.fixture(scope="module")
+def env() -> Iterator[Any]:
+    made = ShardedEnv.split([Walk] * 2, shards=1, hosts="process")
+    made.reset(seed=0)
+    yield made
+    made.close()
+
+
+def test_a_step_is_timed_where_it_runs(env: Any) -> None:
+    (shard,) = env.shards()
+    shard.step(ACTIONS)
+    assert shard.times() is None, "nothing is timed without being asked for"
+    shard.timed(True)
+    before = perf_counter()
+    shard.step_async(ACTIONS)
+    sleep(0.1)
+    late = perf_counter()
+    shard.step_wait()
+    start, end, cpu = shard.times()
+    assert before <= start <= end <= late, "the clock is that of the caller"
+    assert 0 <= cpu <= end - start + 0.01
+    shard.timed(False)
+    shard.step(ACTIONS)
+    assert shard.times() is None
+
+
+def test_a_lane_notes_it_while_it_is_recorded(env: Any) -> None:
+    (shard,) = env.shards()
+    runtime = Runtime()
+    lane = runtime.lane("shard:0")
+    with runtime.recording() as spans:
+        task = lane.step(7, shard, ACTIONS)
+        sleep(0.1)
+        task.wait()
+    (span,) = spans
+    assert span.site == 7
+    assert span.ran_s is not None
+    assert span.start_s <= span.ran_s[0] <= span.ran_s[1] < span.end_s - 0.05
+    assert span.issue_s == span.start_s
+    lane.step(7, shard, ACTIONS).wait()
+    assert shard.times() is None, "timing ends with the recording"
+    runtime.close()
