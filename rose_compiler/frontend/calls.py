@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rose_compiler.frontend import components, liveness, rewrite_ast, source
+from rose_compiler.frontend import components, liveness, loop_else, rewrite_ast, source
 from rose_compiler.frontend.callee import Callees
 from rose_compiler.frontend.core import maybe_unbound
 from rose_compiler.frontend.evaluation import children, splits
@@ -260,7 +260,7 @@ class CallLowering(Callees):
         wanted: tuple[str, ...] = (),
     ) -> Any:
         """The callee's statements; a final ``return a, b`` gives a tuple of bindings."""
-        body = self.take_static_arms(body, scope)
+        body = loop_else.spelled_out(self.take_static_arms(body, scope), scope.local)
         last = body[-1]
         if isinstance(last, ast.Assign) and _is_return(last):
             parts = last.value.elts if isinstance(last.value, ast.Tuple) else [last.value]

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from rose_compiler.base.errors import fail
 from rose_compiler.frontend import components, liveness, rewrite_ast, source
 from rose_compiler.frontend.branches import BranchLowering
 from rose_compiler.frontend.core import LoopFrame, maybe_unbound
@@ -50,16 +49,6 @@ class LoopLowering(BranchLowering):
     ) -> None:
         """One ``for`` or ``while`` statement."""
         self.refuse_rebinding(node, scope)
-        if node.orelse:
-            if self.structural([node], scope):
-                raise fail(
-                    "capture-unsupported",
-                    "`else` of a loop around a component call",
-                    where=scope.source.where(node),
-                    help="set a flag before the `break` and test it after the loop",
-                )
-            self.blocks.emit([node], scope, builder, live)
-            return
         bounds = self.range_bounds(node.iter, scope) if isinstance(node, ast.For) else None
         if bounds is None and not self.structural([node], scope):
             self.blocks.emit([node], scope, builder, live)

@@ -143,6 +143,12 @@ class Scope:
         self._taken.add(name)
         return name
 
+    def local(self, stem: str) -> str:
+        """A new variable of the function."""
+        name = self.fresh(stem)
+        self.locals.add(name)
+        return name
+
     # -- live objects --------------------------------------------------------------------------
 
     def resolve(self, expression: ast.expr) -> Any:

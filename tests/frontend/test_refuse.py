@@ -204,11 +204,14 @@ def mutates_dict(d):
         d.pop(k)  # here
 
 
-def loop_else_around_component(env, n):
-    for _ in range(n):  # here
+def break_inside_try(env, n):
+    for i in range(n):
+        try:  # here
+            if i > 3:
+                break
+        except ValueError:
+            n = 1
         env.step(1)
-    else:
-        n = 1
     return n
 
 
@@ -255,7 +258,7 @@ CASES = {
     "mutated list": (mutates_iterated, ([1],), "capture-mutate-iterated"),
     "mutated path": (mutates_path, (SimpleNamespace(items=[1]),), "capture-mutate-iterated"),
     "mutated dict": (mutates_dict, ({},), "capture-mutate-iterated"),
-    "loop else": (loop_else_around_component, (Env(), 2), "capture-unsupported"),
+    "break inside try": (break_inside_try, (Env(), 2), "capture-unsupported"),
 }
 
 
