@@ -286,7 +286,7 @@ class ExpressionWalker:
         name = mangled(node.attr, self.owner)
         if base.static:
             return self.attribute_of_live(base, name, node)
-        if is_tensor(base):
+        if is_tensor(base) or (base.type is None and name == "grad"):
             return self.attribute_of_tensor(base, name)
         if isinstance(base.items, dict) and name in ("items", "keys", "values", "get"):
             return Val(base.all_places)
@@ -340,7 +340,8 @@ class ExpressionWalker:
                 self.out.reads.setdefault(place)
             return Val(places, NOT_STATIC, torch.Tensor)
         same = name in ("T", "mT", "H", "mH", "data", "real", "imag", "flat")
-        return Val(base.places, NOT_STATIC, base.type if same else None, shares=base.shares)
+        kind = base.type if same else None
+        return Val(base.places, NOT_STATIC, kind, loaded=base.loaded, shares=base.shares)
 
     def subscript(self, node: ast.Subscript) -> Val:
         base = self.expr(node.value, load=False)

@@ -27,7 +27,7 @@ def add_held(program: Program, found: dict[fx.Node, Effects], names: StateNames)
     _share_what_is_kept(program, found, names)
     scope = Scope(program)
     written_values = _written_values(found, scope)
-    inside = {s for node, e in found.items() for s in _states(node, e.inside, scope)}
+    inside = {s for node, e in found.items() for s in states_of(node, e.inside, scope)}
     holds: dict[str, dict[str, None]] = {}
     for node, effects in found.items():
         keeps: list[tuple[str, str]] = []
@@ -38,9 +38,9 @@ def add_held(program: Program, found: dict[fx.Node, Effects], names: StateNames)
                 if argument is not None and not is_state(argument):
                     roots = [parse_entry(v).root for v in sorted(values)]
                     keeps += [(root, r) for r in roots if _argument(node, r) is not None]
-            for state in _states(node, holders, scope):
+            for state in states_of(node, holders, scope):
                 held = holds.setdefault(state, {})
-                held.update(dict.fromkeys(_states(node, values, scope)))
+                held.update(dict.fromkeys(states_of(node, values, scope)))
                 _join(node, values, state, written_values, inside, scope)
         if keeps:
             op_of(node).attributes["keeps"] = tuple(dict.fromkeys(keeps))
@@ -48,8 +48,8 @@ def add_held(program: Program, found: dict[fx.Node, Effects], names: StateNames)
     if not holds:
         return
     for node, effects in found.items():
-        changed = _states(node, effects.inside, scope)
-        for state in _states(node, effects.reads, scope):
+        changed = states_of(node, effects.inside, scope)
+        for state in states_of(node, effects.reads, scope):
             for other in _held_by(holds, state):
                 effects.reads.setdefault(f"@{other}")
         for state in changed:
@@ -130,7 +130,7 @@ def _share_what_is_kept(program: Program, found: dict[fx.Node, Effects], names: 
             argument = _argument(node, parse_entry(text).root)
             if argument is not None and not is_state(argument):
                 here.update(dict.fromkeys(scope.origins(argument)))
-        states = [s for s in _states(node, places, scope) if s in containers]
+        states = [s for s in states_of(node, places, scope) if s in containers]
         here.update(dict.fromkeys(sorted(states)))
         return list(here)
 
@@ -172,7 +172,7 @@ def share_statically(node: fx.Node, effects: Effects, program: Program) -> None:
     scope = Scope(program)
     outputs = op_of(node).attributes.get("outputs", ())
     for k, name in enumerate(outputs):
-        states = sorted(_states(node, effects.results.get(name, ()), scope))
+        states = sorted(states_of(node, effects.results.get(name, ()), scope))
         for target in result_nodes(node, k, len(outputs)) if states else ():
             alias = dict.fromkeys([*facts.get(target).alias, *states])
             facts.put(target, alias=tuple(alias))
@@ -194,7 +194,7 @@ def result_nodes(node: fx.Node, position: int, results: int) -> list[fx.Node]:
     return [u for u in node.users if is_item(u) and u.args[1] == position]
 
 
-def _states(node: fx.Node, entries: object, scope: Scope) -> list[str]:
+def states_of(node: fx.Node, entries: object, scope: Scope) -> list[str]:
     """The states that entries of an operation name, directly or as aliases of its values."""
     states: dict[str, None] = {}
     for text in entries:  # type: ignore[attr-defined]

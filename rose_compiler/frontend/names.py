@@ -15,6 +15,7 @@ from rose_compiler.frontend.scalar import is_scalar
 from rose_compiler.frontend.source import is_user_type
 
 MAX_OBJECTS = 50_000
+MAX_LINKS = 500  # of one name; more are taken for everything
 MAX_ITEMS = 1000  # of one container; a longer one counts as opaque
 _CONTAINERS = (list, dict, set, frozenset, tuple, collections.deque)
 _OPAQUE = (type, str, bytes, torch.dtype, torch.device)
@@ -42,6 +43,9 @@ class StateNames:
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.tensors: dict[str, torch.Tensor] = {}
         self.opaque: set[str] = set()  # what may hold more than was walked
+        # a path to what has another name; true where it is an item of the container named so
+        self.links: dict[str, dict[str, bool]] = {}
+        self._items: set[tuple[str, int]] = set()
         self._inside: dict[int, tuple[str, str]] = {}  # submodules: the module named, and the path
         self._keep: list[Any] = []
         self._ranges: tuple[int, np.ndarray, np.ndarray] | None = None
@@ -65,12 +69,10 @@ class StateNames:
                 self._leaf(f"{name}.params.{number}", None, tensor)
 
     def _enter(self, name: str, path: str | None, value: Any) -> list[tuple[str, str | None, Any]]:
-        if (
-            is_scalar(value)
-            or id(value) in self.names
-            or isinstance(value, _OPAQUE)
-            or callable_only(value)
-        ):
+        if is_scalar(value) or isinstance(value, _OPAQUE) or callable_only(value):
+            return []
+        if id(value) in self.names:
+            self._link(name, self.names[id(value)], item=(name, id(value)) in self._items)
             return []
         self.names[id(value)] = name
         self._keep.append(value)
@@ -104,6 +106,9 @@ class StateNames:
         if len(value) > MAX_ITEMS:
             self.opaque.add(name)
             return []
+        self._items |= {
+            (name, id(v)) for v in (value.values() if isinstance(value, dict) else value)
+        }
         if not isinstance(value, dict):
             return [(name, None, v) for v in list(value)]
         return [
@@ -149,8 +154,15 @@ class StateNames:
             ]
         return below
 
+    def _link(self, name: str, other: str, *, item: bool = False) -> None:
+        if other != name:
+            known = self.links.setdefault(name, {})
+            known[other] = known.get(other, True) and item
+
     def _leaf(self, name: str, path: str | None, tensor: torch.Tensor) -> None:
-        if id(tensor) not in self.names:
+        if id(tensor) in self.names:
+            self._link(name, self.names[id(tensor)])
+        else:
             self.names[id(tensor)] = name
             self._keep.append(tensor)
             if path is not None:
@@ -185,6 +197,29 @@ class StateNames:
         found = memory_range(value)
         own = self.name_of(value)
         return [] if found is None else [n for n in self.overlapping(*found) if n != own]
+
+    def linked(self, state: str, *, items: bool = True) -> list[str]:
+        """Other names of what a path leads to, or of what lies below it; without ``items``, of the
+        container that it is rather than of what that holds."""
+        found: dict[str, None] = {}
+        queue = [state]
+        while queue and len(found) < MAX_LINKS:
+            at = queue.pop()
+            for path, others in self.links.items():
+                if at == path or path.startswith(f"{at}."):
+                    rest = ""
+                elif at.startswith(f"{path}."):
+                    rest = at[len(path) :]
+                else:
+                    continue
+                for other, is_item in others.items():
+                    if is_item and not items and at == path == state:
+                        continue
+                    name = other + rest
+                    if name not in found and name != state:
+                        found[name] = None
+                        queue.append(name)
+        return list(found) if len(found) < MAX_LINKS else ["*"]
 
     def containers(self) -> frozenset[str]:
         """The names of lists, dicts and sets, which hold references."""

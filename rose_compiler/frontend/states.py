@@ -18,6 +18,7 @@ from rose_compiler.frontend.effects_iter import of_code
 from rose_compiler.frontend.effects_of import Surroundings, Walker
 from rose_compiler.frontend.effects_val import Effects, Val, grads_of
 from rose_compiler.frontend.held import add_held, result_nodes, share_statically
+from rose_compiler.frontend.links import add_links
 from rose_compiler.frontend.record import Record, find_aliases
 from rose_compiler.frontend.scope import Static
 from rose_compiler.frontend.simulators import hands_out_fresh
@@ -75,6 +76,9 @@ def refine(program: Program, record: Record, log: RemarkLog) -> None:
         if effects.backward:
             _add_backward(node, effects, slices, record)
             _sign(op_of(node), effects)
+    add_links(found, record.names, scope)
+    for node, effects in found.items():
+        _mark_opaque(node, effects, record)
     add_held(program, found, record.names)
     for node, effects in found.items():
         _sign(op_of(node), effects)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from hypothesis import strategies as st
 
 HEADER = """
@@ -48,11 +49,28 @@ def two(x, obj):
     return a, x
 
 
+class Part:
+    def __init__(self, items):
+        self.items = items
+        self.k = 0
+
+    def touch(self, by):
+        self.k += by
+        if len(self.items) < 6:
+            self.items.append(self.k)
+        return self.k
+
+
 class Thing:
     def __init__(self):
         self.n = 1
         self.items = [3, 1, 2]
         self.flag = True
+        self.t = torch.zeros(4)
+        self.row = self.t[1:3]
+        self.parts = [Part(self.items), Part([7])]
+        self.current = self.parts[0]
+        self.held = None
 
     def bump(self, by=1):
         self.n += by
@@ -153,6 +171,23 @@ _SIMPLE = (
     "obj.bump({e})",
     "del {n}",
     "pass",
+    "obj.t[{k}] = {e}",
+    "obj.row += {e}",
+    "t[1:] += {e}",
+    "t[{k}] = obj.t.sum()",
+    "obj.t = obj.t + {e}",
+    "{n} = int(obj.row.sum()) + int(t[0]) % 5",
+    "view = t[1:]; view.mul_(2); {n} = int(t.sum()) % 7",
+    "obj.held = t; obj.held[0] = {e}; {n} = int(t[0]) % 5",
+    "obj.held = xs; obj.held[0] = {e}",
+    "{n} = obj.current.touch({e}) % 9",
+    "obj.current = obj.parts[{e} % 2]",
+    "obj.parts[0].items[0] = {e}",
+    "{n} = obj.parts[1].k",
+    "ys = xs; ys[{k}] = {e}",
+    "ys = obj.parts[0].items; ys[0] = {e}",
+    "{n} = random.randint(0, 3)",
+    "{n} = int(torch.randint(0, 4, (1,)))",
 )
 
 
@@ -249,14 +284,17 @@ def _loop(draw: Any, kind: str, inside: list[str], fresh: Any) -> list[str]:
 
 @st.composite
 def functions(draw: Any) -> str:
-    """The text of a module with a function ``main(a, b, xs, log, obj)``."""
+    """The text of a module with a function ``main(a, b, xs, log, obj, t)``."""
     fresh = itertools.count()
     body = draw(statements(3, False, fresh))
     returned = draw(st.sampled_from(("a, b", "a, b, c", "{'a': a, 'xs': xs}", "c", "obj.n")))
     start = draw(st.sampled_from(([], ["c, d = 3, -1"], ["c, d = 3, -1"], ["c = d = 0"])))
     lines = [*start, *body, f"return {returned}"]
     return (
-        "import torch\n" + HEADER + "def main(a, b, xs, log, obj):\n" + "\n".join(_indented(lines))
+        "import random\n\nimport torch\n"
+        + HEADER
+        + "def main(a, b, xs, log, obj, t):\n"
+        + "\n".join(_indented(lines))
     ) + "\n"
 
 
@@ -272,4 +310,4 @@ def load(text: str, path: Path) -> types.ModuleType:
 
 def arguments(module: types.ModuleType) -> Callable[[], tuple[Any, ...]]:
     """What makes equal, fresh arguments for ``main``."""
-    return lambda: (1, 2, [4, 2, 3], [], module.Thing())
+    return lambda: (1, 2, [4, 2, 3], [], module.Thing(), torch.arange(4.0))
