@@ -10,7 +10,7 @@ enters at one end, ``x -> b[t] + a[t] * x``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 #: Functions of two numbers or tensors that IEEE 754 fixes to the last bit.
@@ -64,7 +64,7 @@ class Store:
     value: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # what is found out about one is kept by identity
 class Recurrence:
     """What the trips ``range(start, stop, step)`` of a loop do, ``step`` 1 or -1.
 
@@ -87,7 +87,7 @@ class Recurrence:
     seeds: tuple[tuple[int, int], ...] = ()
     inplace: tuple[int, ...] = ()
     bitwise: bool = False
-    text: tuple[str, ...] = field(default=(), compare=False)
+    text: tuple[str, ...] = ()
 
     @property
     def trips(self) -> range:

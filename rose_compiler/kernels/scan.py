@@ -119,6 +119,9 @@ def _keeps_axes(
 
     A row of shape (n,) and a value of shape (1, n) make one of shape (1, n).
     """
+    tensors = (*handed, *(v for v in fixed.values() if isinstance(v, torch.Tensor)))
+    if all(v.ndim <= rank for v in tensors):
+        return True
     more: list[int] = []
     for k, item in enumerate(of.items):
         if item.kind == "carried":

@@ -15,7 +15,7 @@ from rose_compiler.base.recurrence import Input, Item, NotScan, Recurrence, Type
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import bodies, facts
 from rose_compiler.ir.deps import Dependences, place, title
-from rose_compiler.ir.effects import related
+from rose_compiler.ir.effects import parse_entry, related
 from rose_compiler.ir.interp import resolve
 from rose_compiler.ir.ops import STATE
 from rose_compiler.ir.program import LoopView, is_call, is_item, is_structure, op_of
@@ -47,16 +47,22 @@ def candidate(loop: LoopView) -> bool:
     statements alone, some of which see the loop variable."""
     if loop.facts.kind != "range" or len(loop.bounds) != 3:
         return False
-    if any(type(b) is not int for b in loop.bounds):
-        return False
     calls = [n for n in loop.graph.nodes if n.op == "call_function" and not is_item(n)]
     if any(is_call(n) and op_of(n).kind == "step" for n in calls):
         return False
+    if any(type(b) is not int for b in loop.bounds):
+        # a loop over minibatches has such bounds too, and stores no rows
+        return any(_stated(n) and _stores_rows(n, loop.index) for n in calls)
     return bool(loop.index.users) and any(_stated(n) for n in calls)
 
 
 def _stated(node: fx.Node) -> bool:
     return is_call(node) and op_of(node).kind == "block" and bool(op_of(node).source)
+
+
+def _stores_rows(node: fx.Node, index: fx.Node) -> bool:
+    writes = op_of(node).signature.writes or ()
+    return index in node.args and any(parse_entry(w).index is not None for w in writes)
 
 
 def match(loop: LoopView, deps: Dependences) -> Match | Blocker:
@@ -73,9 +79,8 @@ class _Matcher:
     def run(self) -> Match | Blocker:
         if blocker := self._outside():
             return blocker
-        trips = range(*self.loop.bounds)
         try:
-            return self._match(trips)
+            return self._match(range(*self.loop.bounds))
         except NotScan as stop:
             where = place(self.where)
             return Blocker(stop.code, str(stop), where=(where,) if where else ())
@@ -83,6 +88,10 @@ class _Matcher:
     def _outside(self) -> Blocker | None:
         """What is wrong with the loop before its statements are looked at."""
         loop = self.loop
+        if any(type(b) is not int for b in loop.bounds):
+            why = f"how many trips {loop.label} makes is known when it runs, and not before"
+            allow = "take the number from a field of an object, which is compared before each call"
+            return replace(_blocker("trip-count-unknown", why, loop.node), allow=allow)
         if exits := bodies.exits(loop.graph):
             return _blocker("early-exit", f"{loop.label} may stop on a value", exits[0])
         trips = range(*loop.bounds)

@@ -81,6 +81,7 @@ REFUSED = {
             "            with enable_grad():\n                store(advantages",
         ),
     ),
+    "trip-count-unknown": (("for_t(15, -1, -1", "for_t(15, first, -1"),),
     "too-small": (("for_t(15, -1, -1", "for_t(5, -1, -1"),),
     "unsupported-shape, steps of two": (("for_t(15, -1, -1", "for_t(31, -1, -2"),),
     "unsupported-shape, an index by twos": ((STEP, "delta = buf.rewards[2 * t]"),),
@@ -152,7 +153,8 @@ def test_loops_of_another_kind_go_without_a_remark() -> None:
         "@op(reads=[], writes=[], may_raise=False)\ndef add",
         '@op(kind="step", reads=[], writes=[], may_raise=False)\ndef add',
     )
-    for text in (stepping, GAE.replace("for_t(15, -1, -1", "for_t(15, first, -1")):
+    unknown = GAE.replace("for_t(15, -1, -1", "for_t(15, first, -1")
+    for text in (stepping, unknown.replace("            store(advantages, last_1, t)\n", "")):
         history = PassManager([Scan()]).run(parse(text))
         assert not history.remarks.missed()
         assert not history.remarks.applied()
