@@ -9,7 +9,7 @@ enters at one end, ``x -> b[t] + a[t] * x``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,7 +72,8 @@ class Recurrence:
     ``j`` becomes. ``assumed`` holds inputs and the integers they must be for this form to hold.
     ``seeds`` are for carried values behind those: the first is row ``start + offset`` of an input,
     and nobody asks for the last. ``inplace`` are the carried values that keep the memory of their
-    first tensor. ``bitwise`` asks for the bits of the loop on every device.
+    first tensor. ``named`` are globals of a module that are numbers, and the ones they must be.
+    ``bitwise`` asks for the bits of the loop on every device.
     ``text`` shows it to a reader.
     """
 
@@ -86,6 +87,7 @@ class Recurrence:
     assumed: tuple[tuple[int, int], ...] = ()
     seeds: tuple[tuple[int, int], ...] = ()
     inplace: tuple[int, ...] = ()
+    named: tuple[tuple[Mapping[str, object], str, float], ...] = ()
     bitwise: bool = False
     text: tuple[str, ...] = ()
 

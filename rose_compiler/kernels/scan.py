@@ -74,6 +74,8 @@ def fit(of: Recurrence, args: Sequence[Any]) -> Given | None:
     inputs = tuple(resolve(i, args) for i in of.inputs)
     if any(inputs[k] != number for k, number in of.assumed):
         return None
+    if any(space.get(name) is not number for space, name, number in of.named):
+        return None
     handed = (*args[: of.handed], *(_seed(inputs[k], of.start + at) for k, at in of.seeds))
     rows = next((v for v, r in zip(inputs, _rows(of), strict=True) if r is not None), None)
     if not all(type(c) is torch.Tensor for c in handed) or not isinstance(rows, torch.Tensor):
@@ -169,6 +171,8 @@ def _kinds(
             continue
         if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.device != device:
             return None
+        if value.layout != torch.strided or value.is_neg():
+            return None
         if reach is not None:
             low, high = reach
             if value.ndim < 1 or value.shape[1:] != shape or low < 0 or high >= value.shape[0]:
@@ -176,7 +180,7 @@ def _kinds(
         grad |= value.requires_grad
         told.append(_type(value.dtype, dtype))
     for each in carried:
-        if each.dtype != dtype or each.device != device:
+        if each.dtype != dtype or each.device != device or each.is_neg():
             return None
         grad |= each.requires_grad
     if (grad and torch.is_grad_enabled()) or not _apart(of, inputs, carried):
@@ -187,6 +191,12 @@ def _kinds(
         return _typed(of, tuple(told))
     except NotScan:
         return None
+
+
+def _plain(value: torch.Tensor) -> bool:
+    """Whether each element has a place of its own."""
+    shared = any(s == 0 and n > 1 for n, s in zip(value.shape, value.stride(), strict=True))
+    return not shared
 
 
 def _type(found: torch.dtype, own: torch.dtype) -> Type:
@@ -217,6 +227,9 @@ def _apart(of: Recurrence, inputs: tuple[Any, ...], carried: tuple[torch.Tensor,
     A row that is read where it is stored, and only there, is nothing else.
     """
     targets = {s.source: s.offset for s in of.stores}
+    changed = [*(inputs[k] for k in targets), *(carried[j] for j in of.inplace)]
+    if not all(map(_plain, changed)):
+        return False
     memory = [_extent(v) if isinstance(v, torch.Tensor) else (0, 0) for v in inputs]
     for k in targets:
         low, high = memory[k]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.autograd.graph import increment_version
 
 from rose_compiler.base.recurrence import (
     ROUNDED,
@@ -35,6 +36,8 @@ Array = np.ndarray[Any, Any]
 
 #: Elements that one series holds at a time; a few of them fit into a core's cache.
 STRETCH = 1 << 16
+#: Bytes up to which memory is kept for the next time.
+KEPT = 1 << 20
 
 _NUMPY: dict[str, Callable[..., Any]] = {
     "add": np.add,
@@ -60,7 +63,12 @@ def run(given: Given) -> tuple[torch.Tensor, ...]:
     """Compute every trip, store what it stores; the final carried values."""
     quiet: AbstractContextManager[Any] = np.errstate(all="ignore")
     with torch.no_grad(), quiet:
-        return _Run(given).run()
+        made = _Run(given).run()
+    # autograd's check for changed tensors does not see numpy write
+    changed = [given.inputs[s.source] for s in given.of.stores]
+    changed += [given.handed[j] for j in given.of.inplace]
+    increment_version([t for t in changed if not t.is_inference()])
+    return made
 
 
 class _Run:
@@ -95,7 +103,8 @@ class _Run:
             return tuple(self._final(j) for j in range(self.of.handed))
         finally:
             for key, array in self.borrowed:
-                _spare.setdefault(key, []).append(array)
+                if array.nbytes <= KEPT:
+                    _spare.setdefault(key, []).append(array)
 
     def _stretch(self, low: int, high: int) -> None:
         """The trips with ``low <= t < high``."""

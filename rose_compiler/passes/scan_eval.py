@@ -92,7 +92,7 @@ class Statements:
     ) -> None:
         self.trip = trip
         self.names = dict(names)
-        self.space = {"torch": torch} if space is None else space
+        self.space: Mapping[str, Any] = {"torch": torch} if space is None else space
 
     def run(self, statements: Sequence[ast.stmt]) -> None:
         """Follow statements, one after the other.
@@ -225,7 +225,11 @@ class Statements:
         if name in self.names:
             return self.names[name]
         if name in self.space:
-            return Global(self.space[name])
+            found = self.space[name]
+            if type(found) in (int, float):
+                self.trip.named.append((self.space, name, found))
+                return Number(found)
+            return Global(found)
         if hasattr(builtins, name):
             return Global(getattr(builtins, name))
         raise other_form(f"`{name}` is not known")

@@ -8,18 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 import torch.fx as fx
 
-from rose_compiler.base.recurrence import Input, Item, NotScan, Recurrence, Type, arrange, types
+from rose_compiler.base.recurrence import Input, Item, NotScan, Recurrence, arrange
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import bodies, facts
 from rose_compiler.ir.deps import Dependences, place, title
 from rose_compiler.ir.effects import parse_entry, related
-from rose_compiler.ir.interp import resolve
 from rose_compiler.ir.ops import STATE
 from rose_compiler.ir.program import LoopView, is_call, is_item, is_structure, op_of
 from rose_compiler.passes.scan_eval import Statements, outputs_of
+from rose_compiler.passes.scan_known import Known
 from rose_compiler.passes.scan_text import shown
 from rose_compiler.passes.scan_trip import Index, Number, Path, Several, Symbol, Trip, other_form
 
@@ -75,6 +74,7 @@ class _Matcher:
         self.loop, self.deps = loop, deps
         self.where: fx.Node = loop.node  # what is being followed
         self.arguments = [*loop.carried, *loop.captured_params]
+        self.known = Known(loop, deps, self.arguments)
 
     def run(self) -> Match | Blocker:
         if blocker := self._outside():
@@ -130,7 +130,7 @@ class _Matcher:
 
     def _match(self, trips: range) -> Match:
         sample = trips[len(trips) // 2]
-        trip = Trip(self._live, sample)
+        trip = Trip(self.known.live, sample)
         following = self._follow(trip)
         kept = self._alike(trip, trips)
         self.where = self.loop.node
@@ -149,7 +149,7 @@ class _Matcher:
         if not found.following:
             raise other_form("nothing goes on from trip to trip")
         arrange(found)
-        self._typed(found)
+        self.known.check(found)
         names = [_label(p) for p in self.arguments]
         return Match(replace(found, text=tuple(shown(found, names))), before, after)
 
@@ -217,26 +217,6 @@ class _Matcher:
         if name not in inside.names:
             raise other_form(f"`{name}` is not assigned on every trip")
         return inside.names[name]
-
-    def _live(self, path: Path) -> Any:
-        """The live object at a path.
-
-        Raises:
-            LookupError: when there is none that is known.
-        """
-        found = self._object(self.arguments[path.argument])
-        for name in path.names:
-            if not hasattr(found, name):
-                raise LookupError(name)
-            found = getattr(found, name)
-        return found
-
-    def _object(self, node: fx.Node) -> Any:
-        outer = self.deps.scope.resolve(node)
-        if isinstance(outer, fx.Node) and is_call(outer, STATE):
-            return resolve(self._object(outer.args[0]), str(outer.args[1]))  # type: ignore[arg-type]
-        state = facts.get(outer).state if isinstance(outer, fx.Node) else ""
-        return self.deps.program.objects[state] if state else _missing(outer)
 
     # -- all trips
 
@@ -308,44 +288,6 @@ class _Matcher:
                 raise other_form(f"what is carried changes from {before.dtype} to {after.dtype}")
         return True
 
-    def _typed(self, found: Recurrence) -> None:
-        """Refuse types that would change on the way, as far as types are known."""
-        known = [self._dtype(Path(i.argument, i.path)) for i in found.inputs]
-        floats = {d for d in known if d in ("float32", "float64")}
-        lasts = [facts.get(n).spec for n in self.loop.carried_next if isinstance(n, fx.Node)]
-        floats |= {s.dtype for s in lasts if s is not None and s.kind == "tensor"}
-        if not floats or any(d is None for d in known):
-            return  # looked at again when it runs
-        if len(floats) > 1 or floats - {"float32", "float64"}:
-            raise other_form(f"it mixes {' and '.join(sorted(floats))}")
-        own = floats.pop()
-        told: list[Type] = []
-        for dtype in known:
-            told.append(
-                "number"
-                if dtype == "number"
-                else "value"
-                if dtype == own
-                else "bool"
-                if dtype == "bool"
-                else "other"
-            )
-        types(found, told)
-
-    def _dtype(self, path: Path) -> str | None:
-        """The dtype of an input, ``"number"`` for a plain one, None where nothing is known."""
-        outer = self.deps.scope.resolve(self.arguments[path.argument])
-        spec = facts.get(outer).spec if isinstance(outer, fx.Node) else None
-        if not path.names and spec is not None:
-            return spec.dtype if spec.kind == "tensor" else "number"
-        try:
-            found = self._live(path)
-        except (LookupError, AttributeError):
-            return None
-        if isinstance(found, torch.Tensor):
-            return str(found.dtype).removeprefix("torch.")
-        return "number" if type(found) in (int, float) else "other"
-
 
 @dataclass(frozen=True)
 class _Carried:
@@ -368,10 +310,6 @@ def _part(symbol: Symbol, position: Any) -> Symbol:
         found: Symbol = symbol.items[position]
         return found
     raise other_form("a part of a value is picked")
-
-
-def _missing(node: object) -> Any:
-    raise LookupError(str(node))
 
 
 def _label(param: fx.Node) -> str:

@@ -7,7 +7,7 @@ for which other trips they come out alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,6 +85,7 @@ class Trip:
         self.inputs: list[Input] = []
         self.stores: list[Store] = []
         self.assumed: dict[int, int] = {}
+        self.named: list[tuple[Mapping[str, Any], str, float]] = []  # globals that are numbers
         self.tests: list[tuple[Test, bool]] = []
         self.sign = 0  # of the loop variable in all indices
         self.negative: list[Index] = []  # indices that must not be negative
@@ -105,6 +106,8 @@ class Trip:
         return Value(self._known[key])
 
     def call(self, function: str, *args: Symbol) -> Value:
+        if function == "detach":  # where no graph is built it is the tensor itself
+            return self.value(args[0])
         given = tuple(self.value(a).item for a in args)
         return self.item(Item("call", function=function, args=given))
 
@@ -206,6 +209,7 @@ class Trip:
             tuple((at[k], number) for k, number in self.assumed.items()),
             seeds=tuple((at[k], offset) for k, offset in seeds),
             inplace=tuple(sorted(self.inplace)),
+            named=tuple(self.named),
         )
 
     def _stored(self, source: int) -> int:

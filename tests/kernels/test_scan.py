@@ -222,6 +222,16 @@ def test_a_carried_tensor_keeps_its_memory() -> None:
     assert torch.equal(args[0], expected)
 
 
+def test_autograd_sees_that_tensors_have_changed() -> None:
+    args = arguments((5,))
+    weight = torch.ones(5, requires_grad=True)
+    kept = weight * args[4]  # keeps what is stored to
+    with torch.no_grad():
+        assert scan.run(gae(), args) is not None
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        kept.sum().backward()
+
+
 def test_memory_for_series_is_used_again() -> None:
     check(gae(), arguments((7,)))
     count = sum(map(len, scan_cpu._spare.values()))
@@ -254,6 +264,7 @@ MISFITS = {
     "a gradient": lambda a: a[2].requires_grad_(),
     "shared memory": lambda a: a.__setitem__(4, a[1]),
     "overlapping memory": lambda a: overlap(a),
+    "a target of one row": lambda a: a.__setitem__(4, torch.zeros(1, 6).expand(TRIPS, 6)),
     "a parameter of more axes": lambda a: a.__setitem__(5, torch.ones(1, 6)),
     "a subclass": lambda a: a.__setitem__(1, a[1].as_subclass(type("T", (torch.Tensor,), {}))),
 }

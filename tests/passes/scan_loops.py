@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 T = 20
+SCALE = 0.5
 
 
 def cleanrl(buf: Any, k: Any, value: Tensor, done: Tensor) -> Any:
@@ -45,7 +46,7 @@ def returns(buf: Any, k: Any, value: Tensor, done: Tensor) -> Any:
     ret = value
     for i in range(T):
         step = T - 1 - i
-        ret = buf.rewards[step] + k.gamma * ret * (1.0 - buf.dones[step])
+        ret = SCALE * buf.rewards[step] + k.gamma * ret * (1.0 - buf.dones[step])
         buf.out[step] = ret
     return ret
 

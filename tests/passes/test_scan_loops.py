@@ -11,6 +11,9 @@ import torch
 import rose_compiler
 from rose_compiler.base.decision import Decision
 from rose_compiler.kernels import scan
+from rose_compiler.passes.manager import PassManager
+from rose_compiler.passes.scan import Scan
+from rose_compiler.testing.capturing import first_trip
 from tests.passes import scan_loops
 from tests.passes.scan_loops import LOOPS, T
 
@@ -99,6 +102,33 @@ def test_gradients_flow_as_in_the_loop(tmp_path, runs) -> None:
         fn(buf, k, value, done).sum().backward()
         grads.append(buf.values.grad)
     assert torch.equal(*grads)
+
+
+def test_a_global_that_changes(tmp_path, runs, monkeypatch) -> None:
+    run = compiled(scan_loops.returns, tmp_path)
+    for call, scale in enumerate((0.5, 0.5, 2.0)):
+        monkeypatch.setattr(scan_loops, "SCALE", scale)
+        given, again = world(5, call), world(5, call)
+        expected, found = seen(scan_loops.returns(*given), given), seen(run(*again), again)
+        assert all(map(torch.equal, expected, found))
+    assert runs[0] is True
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda buf: buf.rewards.half(), "computes with"),
+        (lambda buf: buf.rewards[:, None], "rows of several shapes"),
+    ],
+)
+def test_what_is_known_not_to_fit_stays_a_loop(change, why) -> None:
+    given = world(1, 0)
+    given[0].rewards = change(given[0])
+    program = first_trip(scan_loops.shifted, *given).captured.program
+    history = PassManager([Scan()]).run(program)
+    (missed,) = history.remarks.missed()
+    assert missed.code == "unsupported-shape"
+    assert why in missed.why
 
 
 def test_a_setting_that_changes(tmp_path, runs) -> None:

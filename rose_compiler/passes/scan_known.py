@@ -1,0 +1,112 @@
+"""What is known of the objects that a recurrence reads: as they are when a schedule is built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from rose_compiler.base.recurrence import Recurrence, Type, types
+from rose_compiler.ir import facts
+from rose_compiler.ir.deps import Dependences
+from rose_compiler.ir.facts import Spec
+from rose_compiler.ir.interp import resolve
+from rose_compiler.ir.ops import STATE
+from rose_compiler.ir.program import LoopView, is_call
+from rose_compiler.passes.scan_trip import Path, other_form
+
+_FLOATS = ("float32", "float64")
+_DEVICES = ("cpu", "cuda")
+
+
+class Known:
+    """The live objects of a program, and the types of values seen on the first trip.
+
+    Nothing need be known: what a recurrence is given is looked at again whenever it runs. What is
+    known not to fit is refused here, since running trip by trip would be slower than the loop.
+    """
+
+    def __init__(self, loop: LoopView, deps: Dependences, arguments: Sequence[fx.Node]) -> None:
+        self.loop, self.deps, self.arguments = loop, deps, arguments
+
+    def live(self, path: Path) -> Any:
+        """The live object at a path.
+
+        Raises:
+            LookupError: when there is none that is known.
+        """
+        found = self._object(self.arguments[path.argument])
+        for name in path.names:
+            if not hasattr(found, name):
+                raise LookupError(name)
+            found = getattr(found, name)
+        return found
+
+    def _object(self, node: fx.Node) -> Any:
+        outer = self.deps.scope.resolve(node)
+        if isinstance(outer, fx.Node) and is_call(outer, STATE):
+            return resolve(self._object(outer.args[0]), str(outer.args[1]))  # type: ignore[arg-type]
+        state = facts.get(outer).state if isinstance(outer, fx.Node) else ""
+        if state not in self.deps.program.objects:
+            raise LookupError(str(node))
+        return self.deps.program.objects[state]
+
+    def check(self, found: Recurrence) -> None:
+        """Refuse types, shapes and devices that would not fit, as far as they are known.
+
+        Raises:
+            NotScan: when one does not.
+        """
+        given = [self._spec(Path(i.argument, i.path)) for i in found.inputs]
+        last = [facts.get(n).spec for n in self.loop.carried_next if isinstance(n, fx.Node)]
+        tensors = [s for s in (*given, *last) if s is not None and s.kind == "tensor"]
+        self._rows(found, given)
+        floats = {s.dtype for s in tensors if "float" in s.dtype}
+        if len(floats) > 1 or floats - set(_FLOATS):
+            raise other_form(f"it computes with {' and '.join(sorted(floats))}")
+        if len({s.device for s in tensors}) > 1:
+            raise other_form("its tensors lie on several devices")
+        if any(s.device.partition(":")[0] not in _DEVICES for s in tensors):
+            raise other_form(f"there is no form for {tensors[0].device}", "not-available")
+        if floats and None not in given:
+            own = floats.pop()
+            types(found, [_type(s, own) for s in given if s is not None])
+
+    def _rows(self, found: Recurrence, given: Sequence[Spec | None]) -> None:
+        rows = {i.source for i in found.items if i.kind == "row"} | {s.source for s in found.stores}
+        shapes = set()
+        for k in rows:
+            spec = given[k]
+            if spec is not None and spec.kind != "tensor":
+                raise other_form(f"rows are those of a {spec.type_name}, and no tensor's")
+            if spec is not None:
+                shapes.add(spec.shape[1:])
+        if len(shapes) > 1:
+            raise other_form(f"rows of several shapes meet: {', '.join(map(str, sorted(shapes)))}")
+
+    def _spec(self, path: Path) -> Spec | None:
+        """The type of an input; None where nothing is known."""
+        outer = self.deps.scope.resolve(self.arguments[path.argument])
+        spec = facts.get(outer).spec if isinstance(outer, fx.Node) else None
+        if not path.names and spec is not None:
+            return spec
+        try:
+            found = self.live(path)
+        except (LookupError, AttributeError):
+            return None
+        name = f"{type(found).__module__}.{type(found).__qualname__}"
+        if not isinstance(found, torch.Tensor):
+            return Spec("scalar" if type(found) in (int, float) else "object", name)
+        dtype = str(found.dtype).removeprefix("torch.")
+        return Spec("tensor", name, tuple(found.shape), dtype, str(found.device))
+
+
+def _type(spec: Spec, own: str) -> Type:
+    if spec.kind != "tensor":
+        plain = spec.type_name in ("builtins.int", "builtins.float")
+        return "number" if plain else "other"
+    if spec.dtype == own:
+        return "value"
+    return "bool" if spec.dtype == "bool" else "other"
