@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from rose_compiler.base.decision import Decision
+from rose_compiler.tune.drift import Drift
 from rose_compiler.tune.stats import Interval, median_interval, paired_ratios
 
 #: Candidates this much slower than the best one in their first trial are not tried again.
@@ -26,9 +27,6 @@ FINAL_PAIRS = 8
 MARGIN = 0.01
 #: An interval that lies above this ends a duel before all pairs have run.
 EARLY = 1.04
-#: A settled schedule is looked at again when its iterations take this much longer or shorter.
-DRIFT = 0.25
-DRIFT_WINDOW = 20
 
 
 class Phase(Enum):
@@ -110,8 +108,7 @@ class Chooser:
         self._duel: tuple[int, int] | None = None
         self._scores: tuple[list[float], list[float]] = ([], [])
         self._challengers: list[int] = []
-        self._recent: list[float] = []
-        self._settled_score: float | None = None
+        self._drift = Drift()
         if len(self.candidates) == 1:
             self._settle(self.eager, "the only schedule there is")
 
@@ -275,22 +272,24 @@ class Chooser:
         self.phase = Phase.SETTLED
         self.verdicts[best] = why
         self._queue, self._duel, self._open = [], None, None
-        self._recent, self._settled_score = [], None
+        self._drift.reset()
 
     def _watch(self, score: float) -> None:
-        """Notice when the settled schedule's iterations change their length for good."""
-        self._recent.append(score)
-        if len(self._recent) < DRIFT_WINDOW:
+        """Notice when the settled schedule's iterations change their length for good, and let the
+        champion meet eager again; where eager won, the best of the others."""
+        if not self._drift.feed(score):
             return
-        median = statistics.median(self._recent)
-        self._recent = []
-        if self._settled_score is None:
-            self._settled_score = median
-        elif abs(median / self._settled_score - 1) > DRIFT and self.best != self.eager:
-            self._settled_score = None
-            self.phase = Phase.FINAL
-            self.budget_s += self.spent_s
-            self._open_duel(self.best, self.eager)
+        challenger = self.best
+        if challenger == self.eager:
+            last = {c: t[-1].score for c, t in self.trials.items() if t and c not in self._dropped}
+            last.pop(self.eager, None)
+            if not last:
+                return
+            challenger = min(last, key=last.__getitem__)
+        self.best = challenger
+        self.phase = Phase.FINAL
+        self.budget_s += self.spent_s
+        self._open_duel(challenger, self.eager)
 
     # -- looking inside ------------------------------------------------------------------------
 

@@ -107,7 +107,8 @@ def test_drift_opens_a_new_duel_with_eager() -> None:
     for _ in range(20):
         chooser.record(1, 0.2)
     for _ in range(20):
-        chooser.record(1, 0.4)
+        if chooser.settled:
+            chooser.record(1, 0.4)
     assert not chooser.settled
     while not chooser.settled:
         chooser.record(chooser.current, 0.3 if chooser.current == 0 else 0.4)
