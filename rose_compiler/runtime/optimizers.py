@@ -21,7 +21,9 @@ def why_not_fused(optimizer: Any) -> str | None:
     kind = type(optimizer)
     if kind not in FUSABLE:
         return f"no fused kernel is known for {kind.__name__}"
-    if "step" in vars(optimizer):
+    step = vars(optimizer).get("step")
+    # a learning rate scheduler counts the steps by a wrapper around the optimizer's own
+    if step is not None and getattr(step, "__wrapped__", None) is not kind.step:
         return "its step was replaced"
     for group in optimizer.param_groups:
         for flag in ("foreach", "fused"):

@@ -78,6 +78,21 @@ def test_a_step_that_raises_leaves_nothing_behind() -> None:
     assert not optimizer._optimizer_step_pre_hooks
 
 
+def test_a_learning_rate_scheduler_is_no_obstacle() -> None:
+    net = torch.nn.Linear(4, 4)
+    optimizer = Adam(net.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
+    assert why_not_fused(optimizer) is None
+    rt = Runtime()
+    rt.fuse(optimizer)
+    fused: list[Any] = []
+    optimizer.register_step_pre_hook(lambda o, *_: fused.append(o.param_groups[0]["fused"]))
+    train(net, optimizer, 1)
+    scheduler.step()
+    rt.drain()
+    assert fused == [True]
+
+
 def _replaced(ps: Any) -> Optimizer:
     made = Adam(ps)
     made.step = made.step  # type: ignore[method-assign]
