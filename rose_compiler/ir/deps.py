@@ -6,6 +6,8 @@ wait for it. ``docs/house.md`` states what may leave program order: whatever no 
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections import deque
 from collections.abc import Iterable
 
@@ -177,6 +179,10 @@ def place(node: fx.Node) -> SourceLocation | None:
     return facts.get(node).origin.where
 
 
+#: Names that capture gives to statements.
+_NUMBERED = re.compile(r"blk(_\d+)?")
+
+
 def title(node: fx.Node) -> str:
     """A node as remarks name it, with the user's line."""
     if is_item(node) and isinstance(node.args[0], fx.Node):
@@ -188,10 +194,17 @@ def title(node: fx.Node) -> str:
 
 
 def title_name(node: fx.Node) -> str:
-    """A node's name without its line: the label of a loop, else what it calls."""
+    """A node's name without its line: the label of a loop, the user's statement where capture has
+    only numbered it, else what it calls."""
     if is_call(node, LOOP):
         return LoopView(node).label
-    return program.op_of(node).name if is_call(node) else node.name
+    if not is_call(node):
+        return node.name
+    op = program.op_of(node)
+    if op.source and _NUMBERED.fullmatch(op.name):
+        lines = op.source[0].splitlines()
+        return textwrap.shorten(lines[0], 48, placeholder=" …") + (" …" if lines[1:] else "")
+    return op.name
 
 
 def _nested(a: fx.Node, b: fx.Node) -> Blocker:

@@ -6,7 +6,7 @@ import pytest
 
 from rose_compiler.base.errors import SourceLocation
 from rose_compiler.ir import facts
-from rose_compiler.ir.deps import Dependences, effects_of, why
+from rose_compiler.ir.deps import Dependences, effects_of, title, why
 from rose_compiler.ir.parse import parse
 from rose_compiler.ir.program import LoopView, Program, is_call
 
@@ -140,3 +140,27 @@ def test_network_holds_every_edge() -> None:
     net = deps.network(graph)
     assert net.number_of_edges() == len(deps.edges(graph))
     assert set(net.nodes) == {n for n in graph.nodes if is_call(n)}
+
+
+def test_a_numbered_statement_is_named_by_its_text() -> None:
+    p = parse("""
+@op(reads=["buf"], writes=[])
+def blk_3(buf):
+    # value = buf.obs.reshape(-1, *shape).to(device) + a_very_long_expression(buf)
+    ...
+
+@op(reads=["buf"], writes=[])
+def load(buf):
+    # y = load(buf)
+    ...
+
+def fn(*, buf):
+    x = blk_3(buf)
+    y = load(buf)
+    return x, y
+""")
+    calls = [n for n in p.graph.nodes if n.op == "call_function"]
+    assert [title(n) for n in calls] == [
+        "`value = buf.obs.reshape(-1, *shape).to(device) …`",
+        "`load`",
+    ]
