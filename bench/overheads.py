@@ -25,9 +25,14 @@ import rose_compiler
 from bench import measure
 from bench.handoff import Nothing, Still
 from bench.loops import SHAPES, iteration, make
+from rose_compiler.api.observing import Observer
+from rose_compiler.frontend.capture import capture
+from rose_compiler.frontend.record import Recorder
+from rose_compiler.ir import interp
 from rose_compiler.runtime.hosts import ProcessHost
 from rose_compiler.runtime.support import Runtime
 from rose_compiler.sim import ShardedEnv
+from rose_compiler.testing.capturing import values_of
 
 SHAPE = "c"
 STEPS = 4
@@ -96,6 +101,34 @@ def profiling_cost(pairs: int, shape: str = SHAPE) -> tuple[measure.Estimate, me
         torch.set_num_threads(threads)
         setup.close()
     return found[0], found[1]
+
+
+def observing_cost(pairs: int, shape: str = SHAPE) -> measure.Estimate:
+    """How many times as long the first iteration takes as an eager one: run operation by operation,
+    recorded, its components observed; without capture and tracing."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    setup = make(replace(SHAPES[shape], num_steps=32))
+    eager, observed = [], []
+
+    def first(*args: Any) -> Any:
+        captured = capture(iteration, args, {})
+        observer = Observer(captured.program, Recorder(captured.program))
+        values = values_of(captured, args, {})
+        start = perf_counter()
+        result = interp.run(captured.program, values, hooks=observer)
+        observed.append(perf_counter() - start)
+        return result
+
+    try:
+        setup.run(iteration)
+        for _ in range(pairs):
+            eager.append(_seconds(lambda: setup.run(iteration)))
+            setup.run(first)
+    finally:
+        torch.set_num_threads(threads)
+        setup.close()
+    return measure.ratio(observed, eager)
 
 
 def _seconds(call: Callable[[], Any]) -> float:
@@ -172,6 +205,7 @@ FIGURES = {
     "capture and passes": 2.0,
     "guards": 100e-6,
     "profiling": 0.03,
+    "observing": 5.0,
 }
 
 
@@ -208,6 +242,11 @@ def main(argv: list[str] | None = None) -> None:
             shown = f"{100 * (cost.median - 1):+.1f}% [{100 * (cost.low - 1):+.1f}, "
             shown += f"{100 * (cost.high - 1):+.1f}]"
             once.add_row(f"profiling an iteration, {what}", shown, most)
+        seen = observing_cost(3 if args.quick else 15)
+        most = f"{FIGURES['observing']:.0f}x"
+        once.add_row(
+            "the first iteration, recorded and observed, to an eager one", f"{seen}x", most
+        )
     else:
         once.add_row("capture and passes", "-", f"{FIGURES['capture and passes']:.0f} s")
         once.add_row("guard check of a call", "-", f"{_microseconds(FIGURES['guards'])} µs")

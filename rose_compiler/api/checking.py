@@ -115,7 +115,7 @@ class Checker(interp.Interpreter):
                 log.add(remark)
 
     def _call(self, node: fx.Node, env: interp.Environment) -> Any:
-        draws = is_call(node, RANDN) or is_call(node, DRAW)
+        draws = is_call(node) and RNG_TORCH in (op_of(node).signature.writes or ())
         before = torch.get_rng_state() if draws else None
         args = self._read(env, node.args)
         result = super()._call(node, env)
@@ -216,13 +216,10 @@ class Checker(interp.Interpreter):
         if lack:
             self.unchecked[op.name] = f"it is not handed {', '.join(lack)}"
             return False
-        generators = [
-            self._generators[d]
-            for a in node.args
-            if isinstance(a, fx.Node) and (d := _draw_of(a)) in self._generators
-        ]
+        drawn = [_draw_of(a) for a in node.args if isinstance(a, fx.Node)]
+        generators = [self._generators[d] for d in (*drawn, node) if d in self._generators]
         if RNG_TORCH in (root.signature.writes or ()) and not generators:
-            self.unchecked[op.name] = "it draws, and not where the compiler drew for it"
+            self.unchecked[op.name] = "where its random numbers were drawn is not known"
             return False
         total = batch.rows
         for number in range(missing):

@@ -71,6 +71,18 @@ def test_the_knob_checks_too(tmp_path: Any) -> None:
     compiled.close()
 
 
+def test_a_split_that_draws_itself_is_checked(tmp_path: Any) -> None:
+    path = tmp_path / "decision.json"
+    Decision(late="shadow", lanes="thread").save(path)
+    compiled = rose_compiler.compile(torch_ppo.iteration, tune=path, check=True)
+    setup = torch_ppo.Setup()
+    setup.run(compiled, 3)
+    assert "[split]" in compiled.explain().split("Missed")[0]
+    assert compiled._last.unit.checked >= 2 * 24, "both parts on every trip"
+    assert "unchecked" not in compiled.explain()
+    compiled.close()
+
+
 @pytest.mark.parametrize("part", ["_early", "_late"])
 def test_a_part_that_computes_something_else_is_told(part: str, tmp_path: Any) -> None:
     compiled, setup = compiled_with(tmp_path, check=True), torch_ppo.Setup()

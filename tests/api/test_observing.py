@@ -168,6 +168,44 @@ def test_the_message_names_component_state_line_and_declaration() -> None:
     assert "declare what it does: writes=['self.seen']" in text
 
 
+class Twins:
+    """Two networks that share a weight; one may be written by the name of the other."""
+
+    def __init__(self) -> None:
+        self.one, self.other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+        self.other.weight = self.one.weight
+
+    @rose_compiler.component(reads=["self"], writes=["self.one.params"])
+    def rightly(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.other.weight.mul_(0.5)
+        return x + 1
+
+    @rose_compiler.component(reads=["self"], writes=["self.one.params"])
+    def wrongly(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.other.bias.mul_(0.5)
+        return x + 1
+
+
+def rightly(twins, x):  # type: ignore[no-untyped-def]
+    for _ in range(2):
+        x = twins.rightly(x)
+    return x
+
+
+def wrongly(twins, x):  # type: ignore[no-untyped-def]
+    for _ in range(2):
+        x = twins.wrongly(x)
+    return x
+
+
+def test_a_shared_parameter_is_one_state_under_two_names() -> None:
+    rose_compiler.compile(rightly, tune=False)(Twins(), torch.ones(2))
+    with pytest.raises(DeclarationError, match=r"self\.other\.params\.bias"):
+        rose_compiler.compile(wrongly, tune=False)(Twins(), torch.ones(2))
+
+
 class Reader:
     """A component that reads more than it declares."""
 
