@@ -39,6 +39,7 @@ class Script:
 
     ``sharded``: its simulator comes from ``vectorize``, so it may be one made of shards.
     ``applied``: passes that have to rewrite it when its simulator is made of shards.
+    ``recaptures``: how often what it changes between calls makes the function be captured anew.
     ``fault``, ``sharded_fault``: what is wrong with it compiled, or compiled in shards, for a
     script that does not run right yet.
     """
@@ -47,6 +48,7 @@ class Script:
     run: Callable[[Any, Vectorize], Any]
     sharded: bool = False
     applied: tuple[str, ...] = ()
+    recaptures: int = 0
     fault: str = ""
     sharded_fault: str = ""
 
@@ -154,7 +156,7 @@ def check(script: Script, decision: Decision | None = None) -> None:
         assert not found, "\n".join(found)
         assert trained.compiled
         for function in trained.compiled:
-            assert_scheduled(function)
+            assert_scheduled(function, script.recaptures)
         if decision is not None:
             done = set().union(*(applied(f) for f in trained.compiled))
             assert set(script.applied) <= done, trained.compiled[0].explain()
@@ -162,11 +164,11 @@ def check(script: Script, decision: Decision | None = None) -> None:
                 assert any(overlapped(f) for f in trained.compiled)
 
 
-def assert_scheduled(function: Compiled) -> None:
+def assert_scheduled(function: Compiled, recaptures: int) -> None:
     """A function that is captured anew on every call would equal eager without any schedule."""
     assert function._last is not None
     assert function._last.unit.last is not None, "no iteration ran a schedule"
-    assert not function._recaptures, function._recaptures
+    assert len(function._recaptures) == recaptures, function._recaptures
 
 
 def applied(function: Compiled) -> set[str]:

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-from tests.loops import lstm_ppo, ppo_script, ppo_trainer
+from tests.loops import (
+    diffusion,
+    dqn,
+    lstm_ppo,
+    ppo_script,
+    ppo_trainer,
+    public_styles,
+    td3,
+    vtrace,
+    world_model,
+)
 from tests.loops.harness import Script
 
-SCRIPTS: list[Script] = [
-    script for module in (ppo_script, ppo_trainer, lstm_ppo) for script in module.SCRIPTS
-]
+MODULES = (
+    ppo_script,
+    ppo_trainer,
+    lstm_ppo,
+    public_styles,
+    dqn,
+    td3,
+    vtrace,
+    diffusion,
+    world_model,
+)
+SCRIPTS: list[Script] = [script for module in MODULES for script in module.SCRIPTS]
