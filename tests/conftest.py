@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import hypothesis
 import pytest
 import torch
+
+# no test reads or writes the user's cache; those about it name a folder of their own
+os.environ["ROSE_CACHE"] = "0"
 
 hypothesis.settings.register_profile(
     "rose",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from rose_compiler.api.cache import Entry, folder
 from rose_compiler.api.checking import Checker
 from rose_compiler.api.costing import forecast
 from rose_compiler.api.options import Options
@@ -93,6 +94,7 @@ class Unit:
         self.text = ""
         self.recorded = False
         self.checked = 0  # comparisons of the last iteration in checking mode
+        self.make: Any = None  # of the arguments: types, shapes, devices
         self.folder = ""  # below the one that ROSE_DUMP names
         self.last: Schedule | None = None
         self.schedules: dict[tuple[Decision, Settings, int], Schedule] = {}
@@ -136,7 +138,7 @@ class Unit:
             if done:
                 return result
         decision = tuning.next()
-        while decision is not None and not tuning.settled:
+        while decision is not None and tuning.trying:
             try:
                 self.build(decision)
                 break
@@ -248,9 +250,28 @@ class Unit:
             shards = max((len(s) for s in self.shards().values()), default=1)
             beside = bool(self.asynchronous())
             fusable = None in self.optimizers().values()
-            self._tuning = Tuning(self.options, shards, beside, self.log, eager, fusable)
+            self._tuning = Tuning(
+                self.options, shards, beside, self.log, eager, fusable, self._entry
+            )
             self._tuning.forecast = self.forecast
         return self._tuning
+
+    def _entry(self, space: Sequence[Decision | None]) -> Entry | None:
+        """Where the schedule that is settled on is kept for later runs, if anywhere."""
+        where = folder(knobs.current())
+        passes = PIPELINE if self.options.passes is None else self.options.passes
+        if where is None:
+            return None
+        about = {
+            "program": self.text,
+            "make": self.make,
+            "shards": self.shards(),
+            "asynchronous": sorted(self.asynchronous()),
+            "options": replace(self.options, passes=None, timeout=None),
+            "passes": [repr(one) for one in passes],
+            "candidates": [str(one) for one in space],
+        }
+        return Entry(where, self.program.name, about, self.log)
 
     def forecast(self, decision: Decision) -> float | None:
         """Seconds of an iteration of a schedule, predicted from the profile of program order;
@@ -301,7 +322,9 @@ class Unit:
     def build(self, decision: Decision) -> Schedule:
         """The schedule of one decision under the settings in force; built once."""
         # what only matters while it runs is no reason to build it anew
-        settings = replace(knobs.current(), interp=False, serial=False, trace=None)
+        settings = replace(
+            knobs.current(), interp=False, serial=False, trace=None, cache=knobs.AUTO
+        )
         key = (decision, settings, _changed(settings.edit))
         found = self.schedules.get(key)
         if found is not None:
@@ -373,6 +396,9 @@ class Specialization:
 
         self._whole = None if self.iterations.loops and self.iterations.sure else unit(program)
         self._trips = {n: unit(one_trip(program, n)) for n in self.iterations.loops}
+        make = [self.guards.values, self.guards.layout]
+        for each in (*self._trips.values(), *([self._whole] if self._whole else [])):
+            each.make = make
         for number, each in enumerate(self._trips.values()):
             each.folder = f"loop-{number}" if len(self._trips) > 1 else ""
         self._called = False

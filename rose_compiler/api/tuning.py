@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from rose_compiler.api.cache import Entry
 from rose_compiler.api.options import Options
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
@@ -43,6 +44,7 @@ class Tuning:
         log: RemarkLog,
         eager: bool,
         fusable: bool = False,
+        stored: Callable[[Sequence[Decision | None]], Entry | None] = lambda _: None,
     ) -> None:
         self.options = options
         self.log = log
@@ -52,6 +54,8 @@ class Tuning:
         #: Seconds that an iteration of a schedule should take, where that can be said.
         self.forecast: Callable[[Decision], float | None] = lambda _: None
         self._chooser: Chooser | None = None
+        self._entry: Entry | None = None
+        self._adopted = False  # what is in force was not tried in this run
         self._edit = knobs.current().edit
         close = options.numerics == "close"
         fuse = fusable and close
@@ -70,6 +74,16 @@ class Tuning:
             fuse=fuse,
         )
         self._chooser = Chooser(space)
+        self._entry = stored(space)
+        kept = None if self._entry is None else self._entry.load(space)
+        if kept is not None:
+            self._adopted = True
+            self._chooser.adopt(kept, "an earlier run settled on it")
+
+    @property
+    def trying(self) -> bool:
+        """Whether a schedule that can't be built is dropped, and another one taken."""
+        return self._adopted or not self.settled
 
     @property
     def tuned(self) -> bool:
@@ -115,6 +129,8 @@ class Tuning:
             self.seconds += seconds
         if searching and chooser.settled:
             self._remember()
+            if self._entry is not None and not chooser.ended_early:
+                self._entry.store(self.chosen, chooser.verdicts.get(chooser.best, ""))
 
     def skip(self, seconds: float) -> None:
         """An iteration that is not compared with others took part of the budget."""
@@ -125,8 +141,12 @@ class Tuning:
     def failed(self, decision: Decision | None, error: Exception) -> None:
         """A schedule could not be built, or its own code failed: it is not tried again."""
         chooser = self._chooser
-        if chooser is None or chooser.settled:
+        if chooser is None or not self.trying:
             return
+        if self._adopted and self._entry is not None:
+            self._adopted = False
+            self._entry.discard(f"[{decision}] failed")
+            chooser = self._chooser = Chooser(chooser.candidates)
         self._work.stop()
         said = str(error).split("\n")[0]
         why = said if isinstance(error, RoseError) else f"{type(error).__name__}: {said}"

@@ -18,6 +18,8 @@ from typing import Any
 from rose_compiler.base.errors import RoseError, fail, nearest
 
 PREFIX = "ROSE_"
+#: Values of the ``cache`` setting that are no folder: the user's cache folder, and none at all.
+AUTO, OFF = "auto", "off"
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Settings:
     serial: bool = False
     trace: str | None = None
     edit: str | None = None
+    cache: str = AUTO
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,13 @@ def _path(value: Any) -> str | None:
     if not isinstance(text, str) or not text:
         raise ValueError(value)
     return text
+
+
+def _folder(value: Any) -> str:
+    try:
+        return AUTO if _flag(value) else OFF
+    except ValueError:
+        return _path(value) or AUTO
 
 
 def _level(value: Any) -> int:
@@ -138,6 +148,13 @@ _LIST = (
     ("serial", _FLAG, "run the same schedule on one lane: tells a race from a rewrite", _flag),
     ("trace", _PATH, "a file for the timeline of what ran, in Chrome's trace format", _path),
     ("edit", _PATH, "a file with edited emitted code, to run in place of the compiler's", _path),
+    (
+        "cache",
+        "a folder, 1 or 0",
+        "where schedules that tuning settled on are kept for later runs: 1 is the user's cache "
+        "folder, 0 keeps nothing",
+        _folder,
+    ),
 )
 
 #: Every setting by its name in lower case, without the prefix.

@@ -95,6 +95,7 @@ class Chooser:
         self.trial_s = trial_s
         self.budget_s = budget_s
         self.budget_trips = budget_trips
+        self.ended_early = False  # the budget ran out before the comparison was over
         self.spent_s = 0.0
         self.trips = 0
         self.phase = Phase.SCREEN
@@ -153,6 +154,10 @@ class Chooser:
         self.trips += 1
         if self._over_budget():
             self._end_early()
+
+    def adopt(self, candidate: int, why: str) -> None:
+        """Settle on a candidate at once, without trials."""
+        self._settle(candidate, why)
 
     def failed(self, candidate: int, why: str) -> None:
         """``candidate`` can't be built or run: it is not tried again."""
@@ -266,9 +271,11 @@ class Chooser:
             and seen[self.eager] / seen[champion] > (1.1 if trials > 2 else 1.5)
         )
         self._settle(champion if clear else self.eager, "the budget for tuning was spent")
+        self.ended_early = True
 
     def _settle(self, best: int, why: str) -> None:
         self.best = best
+        self.ended_early = False
         self.phase = Phase.SETTLED
         self.verdicts[best] = why
         self._queue, self._duel, self._open = [], None, None

@@ -21,6 +21,7 @@ from tests.api.loops import Drift, Training, differing, iteration
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for knob in KNOBS.values():
         monkeypatch.delenv(knob.variable, raising=False)
+    monkeypatch.setenv("ROSE_CACHE", "0")
 
 
 @pytest.fixture
