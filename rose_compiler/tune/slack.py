@@ -138,6 +138,22 @@ def tune(
     )
 
 
+def drift(tuned: Tuned, tasks: Sequence[Task], schedule: Schedule) -> dict[str, float]:
+    """How far each lane's work is off what its curves say at its quota, as a share; 0.1 is 10%
+    longer. Durations move as a policy learns: quotas are found anew when it is much.
+    """
+    expected: dict[str, float] = {}
+    taken: dict[str, float] = {}
+    whole = max(tuned.chunks.values(), default=1)
+    for task in tasks:
+        curve = tuned.curves[task.name]
+        units = tuned.chunks.get(task.lane, whole)
+        expected[task.lane] = expected.get(task.lane, 0.0) + curve.seconds(units)
+        duration = schedule.end[task.name] - schedule.start[task.name]
+        taken[task.lane] = taken.get(task.lane, 0.0) + duration
+    return {lane: taken[lane] / most - 1 for lane, most in expected.items() if most > 0}
+
+
 def _next_move(
     tasks: Sequence[Task], quotas: Quotas, seen: Mapping[tuple[int, ...], Schedule]
 ) -> dict[str, int] | None:

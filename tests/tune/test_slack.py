@@ -17,6 +17,7 @@ from rose_compiler.tune.response import Response
 from rose_compiler.tune.slack import (
     Planner,
     apportion,
+    drift,
     profile_quotas,
     tune,
 )
@@ -177,6 +178,26 @@ def test_a_lane_without_a_quota_is_left_alone() -> None:
     assert set(tuned.chunks) == {"lane0", "lane2", "lane3"}
     assert sum(tuned.chunks.values()) == 12
     assert tuned.measured_s <= tuned.equal_s
+
+
+def test_drift_says_which_lane_has_changed() -> None:
+    tasks, curves = fork_join({"a": 8.0, "b": 8.0})
+
+    def run_with(factor: float, chunks: Mapping[str, int]) -> Schedule:
+        end = {t.name: curves[t.name].seconds(chunks[t.lane]) for t in tasks}
+        end["work a"] *= factor
+        end["join"] = max(end.values())
+        start = {**dict.fromkeys(end, 0.0), "join": end["join"]}
+        return Schedule(end["join"], start, end)
+
+    tuned = tune(tasks, lambda chunks: run_with(1.0, chunks), 16)
+    same = drift(tuned, tasks, run_with(1.0, tuned.chunks))
+    assert all(abs(share) < 0.02 for share in same.values())
+    later = drift(tuned, tasks, run_with(1.5, tuned.chunks))
+    assert later["a"] == pytest.approx(0.5, abs=0.02)
+    assert abs(later["b"]) < 0.02
+    anew = tune(tasks, lambda chunks: run_with(1.5, chunks), 16)
+    assert anew.chunks["a"] > tuned.chunks["a"]
 
 
 def test_what_can_not_be_tuned_is_refused() -> None:

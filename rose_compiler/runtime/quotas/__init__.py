@@ -13,6 +13,7 @@ from rose_compiler.runtime.quotas.base import Applied, Probe, QuotaBackend, usab
 from rose_compiler.runtime.quotas.control import Control
 from rose_compiler.runtime.quotas.cores import Cores
 from rose_compiler.runtime.quotas.green import GreenContexts
+from rose_compiler.runtime.quotas.managed import ManagedHosts
 from rose_compiler.runtime.quotas.mps import MpsDaemon, MpsPartition, MpsPercentage
 from rose_compiler.runtime.quotas.nvml import Device, devices
 
@@ -22,6 +23,7 @@ __all__ = [
     "Cores",
     "Device",
     "GreenContexts",
+    "ManagedHosts",
     "MpsDaemon",
     "MpsPartition",
     "MpsPercentage",

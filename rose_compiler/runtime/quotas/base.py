@@ -6,8 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rose_compiler.base.errors import QuotaError, fail, register
 from rose_compiler.base.quota import Backend, QuotaPlan
 from rose_compiler.base.remarks import Remark
+
+register(
+    "quota-fixed",
+    QuotaError,
+    "quotas of this kind can't be changed while they are in force",
+    "end the hosts, apply the new plan and start them again; or use percentages or cores",
+)
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,12 @@ class Applied(Protocol):
     def check(self) -> None:
         """Raises ``QuotaError`` if what the plan rests on has gone."""
 
+    def replan(self, plan: QuotaPlan) -> None:
+        """Hold for processes that start, or are told with ``started``, from now on.
+
+        Raises ``QuotaError`` (``quota-fixed``) where that needs all of them to be gone.
+        """
+
     def close(self) -> None:
         """Undo. Safe to call twice."""
 
@@ -48,6 +62,12 @@ class QuotaBackend(Protocol):
 
     def apply(self, plan: QuotaPlan) -> Applied:
         """Put a plan into force. Raises ``QuotaError`` if the machine refuses."""
+
+
+def check_backend(plan: QuotaPlan, name: Backend) -> None:
+    """Raises ``QuotaError`` (``quota-plan``) for a plan of another back end."""
+    if plan.backend != name:
+        raise fail("quota-plan", f"a plan for {plan.backend} was given to {name}")
 
 
 def usable(

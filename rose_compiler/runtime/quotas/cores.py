@@ -12,7 +12,7 @@ import torch
 
 from rose_compiler.base.errors import QuotaError, fail, register
 from rose_compiler.base.quota import Backend, QuotaPlan
-from rose_compiler.runtime.quotas.base import Probe
+from rose_compiler.runtime.quotas.base import Probe, check_backend
 
 register(
     "quota-cores",
@@ -49,19 +49,8 @@ class Cores:
 
         Raises ``QuotaError`` (``quota-cores``) if it may use fewer.
         """
-        if plan.backend != self.name:
-            raise fail("quota-plan", f"a plan for {plan.backend} was given to {self.name}")
-        allowed = sorted(os.sched_getaffinity(0))
-        highest = max((core for share in plan.shares for core in share.cores), default=0)
-        if highest >= len(allowed):
-            raise fail(
-                "quota-cores",
-                f"the plan numbers {highest + 1} cores",
-                expected=f"{len(allowed)} at most",
-                found=allowed,
-            )
-        cores = {s.lane: frozenset(allowed[core] for core in s.cores) for s in plan.shares}
-        return AppliedCores(plan, cores, self._parent())
+        check_backend(plan, self.name)
+        return AppliedCores(plan, _numbered(plan), self._parent())
 
     def _parent(self) -> Path | None:
         """This process's own cgroup, if limits can be set below it."""
@@ -78,6 +67,20 @@ class Cores:
         except OSError:
             return None
         return own if usable else None
+
+
+def _numbered(plan: QuotaPlan) -> dict[str, frozenset[int]]:
+    """The cores of each lane among those that this process may use."""
+    allowed = sorted(os.sched_getaffinity(0))
+    highest = max((core for share in plan.shares for core in share.cores), default=0)
+    if highest >= len(allowed):
+        raise fail(
+            "quota-cores",
+            f"the plan numbers {highest + 1} cores",
+            expected=f"{len(allowed)} at most",
+            found=allowed,
+        )
+    return {s.lane: frozenset(allowed[core] for core in s.cores) for s in plan.shares}
 
 
 class AppliedCores:
@@ -134,6 +137,11 @@ class AppliedCores:
 
     def check(self) -> None:
         """Nothing can go away."""
+
+    def replan(self, plan: QuotaPlan) -> None:
+        """Other cores, for what is told with :meth:`started` or enters from now on."""
+        check_backend(plan, self.plan.backend)
+        self.plan, self.cores = plan, _numbered(plan)
 
     def close(self) -> None:
         """Remove the cgroups; processes in them go back to their parent's."""

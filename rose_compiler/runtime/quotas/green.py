@@ -14,7 +14,7 @@ import torch
 
 from rose_compiler.base.errors import QuotaError, fail, register
 from rose_compiler.base.quota import Backend, QuotaPlan
-from rose_compiler.runtime.quotas.base import Probe
+from rose_compiler.runtime.quotas.base import Probe, check_backend
 
 register(
     "quota-green",
@@ -65,8 +65,7 @@ class GreenContexts:
         Raises ``QuotaError`` (``quota-green``) if the split has fewer groups than the plan gives
         away, or the driver reports an error. Some 132-SM boards split into 15 groups of 8.
         """
-        if plan.backend != self.name:
-            raise fail("quota-plan", f"a plan for {plan.backend} was given to {self.name}")
+        check_backend(plan, self.name)
         driver = self._find_driver()
         if driver is None:
             raise fail("quota-green", "the package cuda.bindings is not installed")
@@ -140,6 +139,11 @@ class AppliedGreen:
 
     def check(self) -> None:
         """Nothing can go away."""
+
+    def replan(self, plan: QuotaPlan) -> None:
+        """Raises ``QuotaError`` (``quota-fixed``): a stream keeps its SMs."""
+        check_backend(plan, self.plan.backend)
+        raise fail("quota-fixed", "a green context keeps the SMs that it was made with")
 
     def close(self) -> None:
         """Destroy the contexts, last made first. Their streams must be idle."""

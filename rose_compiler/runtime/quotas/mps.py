@@ -20,7 +20,7 @@ from typing import Self
 
 from rose_compiler.base.errors import QuotaError, fail, register
 from rose_compiler.base.quota import ANY_DEVICE, Backend, QuotaPlan
-from rose_compiler.runtime.quotas.base import Probe
+from rose_compiler.runtime.quotas.base import Probe, check_backend
 from rose_compiler.runtime.quotas.control import BINARY, Control
 from rose_compiler.runtime.quotas.nvml import Device, devices
 
@@ -197,6 +197,16 @@ class AppliedMps:
         """Raises ``QuotaError`` (``quota-mps-died``) if our own daemon has ended."""
         self.daemon.check()
 
+    def replan(self, plan: QuotaPlan) -> None:
+        """Percentages hold for processes that start from now on; partitions are fixed.
+
+        Raises ``QuotaError`` (``quota-fixed``) for partitions, which their clients keep.
+        """
+        check_backend(plan, self.plan.backend)
+        if plan.backend == "mps-partition":
+            raise fail("quota-fixed", "partitions stay while clients run in them")
+        self.plan = plan.on(self.plan.device)
+
     def release(self, pid: int) -> None:
         """End a client's work in order, before its process is killed."""
         server = self.daemon.control.all_clients().get(pid)
@@ -263,8 +273,7 @@ class MpsPercentage:
 
         Raises ``QuotaError``; nothing is left behind then.
         """
-        if plan.backend != self.name:
-            raise fail("quota-plan", f"a plan for {plan.backend} was given to {self.name}")
+        check_backend(plan, self.name)
         if plan.device == ANY_DEVICE:
             plan = plan.on(self._find()[0].uuid)
         daemon = MpsDaemon(

@@ -1,0 +1,50 @@
+"""Components for hosts under quotas."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+class Counter:
+    """Counts, and can hand over how far it came."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def step(self) -> int:
+        """One more."""
+        self.count += 1
+        return self.count
+
+    def seen(self, name: str) -> str | None:
+        """A variable of its environment."""
+        return os.environ.get(name)
+
+    def get_state(self) -> Any:
+        """How far it came."""
+        return self.count
+
+    def set_state(self, state: Any) -> None:
+        """Go on from there."""
+        self.count = state
+
+
+class Stuck:
+    """Counts, and can't hand anything over."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def step(self) -> int:
+        """One more."""
+        self.count += 1
+        return self.count
+
+
+class Moody(Counter):
+    """Refuses to take over a state."""
+
+    def set_state(self, state: Any) -> None:
+        """Raises."""
+        raise RuntimeError("not today")
