@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -15,7 +17,7 @@ from rose_compiler.base.profile import Activity, Profile, Span, Timeline
 from rose_compiler.codegen.emit import emit
 from rose_compiler.codegen.load import load
 from rose_compiler.ir.program import Program
-from rose_compiler.runtime.kernels import Kernel, KernelTrace, busy_sms
+from rose_compiler.runtime.kernels import KernelTrace, Nvml, busy_sms, compared
 from rose_compiler.runtime.profiler import Raw, Recorder, record, summarize, timeline
 from rose_compiler.runtime.support import Runtime
 from rose_compiler.tune.fits import Fits
@@ -34,6 +36,16 @@ register(
 )
 
 
+@dataclass(frozen=True)
+class _Ran:
+    """What one profiled iteration left behind."""
+
+    raw: Raw
+    spans: list[Span]
+    trace: KernelTrace
+    nvml: Nvml | None
+
+
 class Instrumented:
     """A schedule's program emitted once more, with ticks; what its profiled iterations took."""
 
@@ -47,28 +59,40 @@ class Instrumented:
         self._run = load(emitted)
         self.iteration_s: list[float] = []
         # not looked at before somebody asks
-        self._raw: list[tuple[Raw, list[Span], list[Kernel]]] = []
+        self._raw: list[_Ran] = []
+        self._checks: list[str] = []
         self._timelines: list[Timeline] = []
 
     def run(self, runtime: Runtime, *args: Any) -> Any:
         """Run one iteration, as the schedule itself does, and note what it took."""
-        with KernelTrace() as trace:
+        trace = KernelTrace()
+        nvml = Nvml() if trace.why is None else None
+        with nvml or nullcontext(), trace:
             started = perf_counter()
             result, spans = record(self.recorder, runtime, lambda: self._run(runtime, *args))
             self.iteration_s.append(perf_counter() - started)
-        self._raw.append((self.recorder.raw(), spans, trace.kernels))
+        self._raw.append(_Ran(self.recorder.raw(), spans, trace, nvml))
         return result
 
     @property
     def timelines(self) -> list[Timeline]:
         """The profiled iterations as they ran."""
-        for raw, spans, kernels in self._raw:
+        for ran in self._raw:
             device: list[Activity] = []
+            kernels, times = ran.trace.kernels, ran.raw.times
             for number in sorted({k.device for k in kernels})[:1]:
-                device = busy_sms(kernels, raw.times[0], raw.times[-1], number)
-            self._timelines.append(timeline(self.marks, raw, spans, self.machine, device))
+                device = busy_sms(kernels, times[0], times[-1], number)
+            self._timelines.append(timeline(self.marks, ran.raw, ran.spans, self.machine, device))
+            if ran.nvml is not None:
+                self._checks.append(compared(device, ran.trace.why, ran.nvml))
         self._raw.clear()
         return self._timelines
+
+    @property
+    def device_check(self) -> str | None:
+        """How the kernels that were seen in the last iteration compare with what NVML says of it;
+        ``None`` without a CUDA device."""
+        return self._checks[-1] if self.timelines and self._checks else None
 
     @property
     def profile(self) -> Profile:

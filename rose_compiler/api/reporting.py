@@ -29,6 +29,8 @@ def write_report(path: str | Path, name: str, profiling: Profiling, remarks: str
     console.print(operations(last.profile))
     console.rule("windows of low activity", align="left")
     console.print(profiling.windows().table(""))
+    if last.device_check is not None:
+        console.print(last.device_check, markup=False, highlight=False)
     console.rule("cost", align="left")
     console.print(profiling.cost().render(WIDTH), markup=False, highlight=False)
     console.rule("schedules and rewrites", align="left")

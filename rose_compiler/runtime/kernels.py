@@ -277,6 +277,20 @@ def _supported(answer: Any) -> bool:
     return bool(getattr(answer, "isSupportedDevice", answer))
 
 
+def compared(activity: Sequence[Activity], why: str | None, nvml: Nvml) -> str:
+    """One line on what the kernels say, what NVML says, and whether that is the same."""
+    if not activity:
+        return f"no kernels: {why}"
+    whole = sum(a.end_s - a.start_s for a in activity)
+    share = sum(a.share * (a.end_s - a.start_s) for a in activity) / whole
+    said = f"kernels keep {share:.0%} of the SMs busy"
+    if nvml.check is None:
+        return f"{said}; {nvml.why}"
+    word = "agrees" if agrees(activity, nvml.check) else "does not agree"
+    what = "of the SMs busy" if nvml.check.source == "gpm" else "of the time with some kernel"
+    return f"{said}; NVML ({nvml.check.source}) {word}: {nvml.check.share:.0%} {what}"
+
+
 def agrees(activity: Iterable[Activity], check: Check, tolerance: float = 0.1) -> bool:
     """Whether kernels and NVML tell the same: within ``tolerance`` of all SMs for GPM; for plain
     utilization, that the time with something resident is no less than NVML saw, by as much."""

@@ -65,12 +65,12 @@ class Windows(Sequence[Window]):
 
     @property
     def total_s(self) -> float:
-        """Seconds of the iteration that lie in windows."""
+        """Seconds of the iteration that lie in windows, all devices together."""
         return sum(w.duration_s for w in self)
 
     @property
     def unused_s(self) -> float:
-        """Seconds of the whole device that the windows leave unused."""
+        """Seconds of the whole device that the windows leave unused, all devices together."""
         return sum(w.duration_s * (1 - w.activity) for w in self)
 
     def kinds(self) -> list[Kind]:
@@ -85,6 +85,9 @@ class Windows(Sequence[Window]):
         """The kinds of windows as a table for ``rich``; those that are less than ``least_share`` of
         the iteration in all are only counted."""
         table = Table(title=title, title_justify="left")
+        devices = list(dict.fromkeys(w.device for w in self))
+        if len(devices) > 1:
+            table.add_column("device")
         for name in ("where", "what", "windows", "ms each", "ms in all", "share", "active"):
             table.add_column(name, justify="left" if name in ("where", "what") else "right")
         table.add_column("running", overflow="fold")
@@ -94,6 +97,7 @@ class Windows(Sequence[Window]):
         for kind in shown:
             share = kind.total_s / self.iteration_s if self.iteration_s > 0 else 0.0
             table.add_row(
+                *([kind.first.device] if len(devices) > 1 else []),
                 " > ".join(kind.first.path) or "outside loops",
                 "nothing resident" if kind.first.idle else "few busy",
                 str(len(kind.windows)),
@@ -104,10 +108,15 @@ class Windows(Sequence[Window]):
                 _some(kind.first.running),
                 _some(kind.first.fits) or "-",
             )
-        table.caption = (
-            f"{1e3 * self.total_s:.1f} of {1e3 * self.iteration_s:.1f} ms lie in windows, "
-            f"and {1e3 * self.unused_s:.1f} ms of the whole device go unused there"
-        )
+        parts = []
+        for device in devices:
+            own = Windows((w for w in self if w.device == device), self.iteration_s)
+            name = f"{device}: " if len(devices) > 1 else ""
+            parts.append(
+                f"{name}{1e3 * own.total_s:.1f} of {1e3 * self.iteration_s:.1f} ms lie in windows,"
+                f" and {1e3 * own.unused_s:.1f} ms of the whole device go unused there"
+            )
+        table.caption = "; ".join(parts)
         if len(shown) < len(kinds):
             rest = sum(k.total_s for k in kinds) - sum(k.total_s for k in shown)
             table.caption += f"; {len(kinds) - len(shown)} sorts with {1e3 * rest:.1f} ms not shown"

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 import torch
 
 import rose_compiler
+from rose_compiler.api import profiling
 from rose_compiler.api.costing import nest_of
 from rose_compiler.api.profiling import Instrumented
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import ConfigError
 from rose_compiler.base.machine import Machine
 from rose_compiler.ir.parse import parse
+from rose_compiler.runtime.kernels import Check, Kernel
 from rose_compiler.runtime.support import Runtime
+from rose_compiler.tune.windows import find_windows
 from tests.api.loops import Training, differing, iteration
 
 
@@ -210,4 +214,56 @@ def test_a_schedule_is_forecast_from_program_order(training: Training) -> None:
     other = unit.forecast(Decision(groups=2, late="shadow"))
     assert other is not None
     assert other > 0
+    fast.close()
+
+
+class FakeTrace:
+    """A profiler that saw two kernels: on half of the SMs in the middle of the iteration."""
+
+    why = None
+
+    def __init__(self) -> None:
+        self.kernels: list[Kernel] = []
+
+    def __enter__(self) -> FakeTrace:
+        self.since = perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end = perf_counter()
+        third = (end - self.since) / 3
+        self.kernels = [
+            Kernel("gemm", 0, 7, self.since + third, end - third, 0.25),
+            Kernel("gemm", 0, 9, self.since + third, end - third, 0.25),
+        ]
+
+
+class FakeNvml:
+    why = None
+    check = Check(1 / 6, "gpm")
+
+    def __enter__(self) -> FakeNvml:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_a_device_s_kernels_make_windows_of_their_own(
+    training: Training, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(profiling, "KernelTrace", FakeTrace)
+    monkeypatch.setattr(profiling, "Nvml", FakeNvml)
+    fast = rose_compiler.compile(iteration, tune=False, numerics="bitwise")
+    training.run(fast, 4)
+    windows = find_windows(fast.profile, least_s=0.0)
+    device = [w for w in windows if w.device == "cuda:0"]
+    assert {w.idle for w in device} == {True, False}
+    assert {round(w.activity, 2) for w in device if not w.idle} == {0.5}
+    assert any(w.device == "cpu" for w in windows)
+    check = fast._last.unit.profiling.last.device_check
+    assert check is not None
+    assert "NVML (gpm) agrees: 17% of the SMs busy" in check
+    fast.report(tmp_path / "page.html")
+    assert "NVML (gpm) agrees" in (tmp_path / "page.html").read_text(encoding="utf-8")
     fast.close()

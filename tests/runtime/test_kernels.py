@@ -15,6 +15,7 @@ from rose_compiler.runtime.kernels import (
     Nvml,
     agrees,
     busy_sms,
+    compared,
     parse_kernels,
     sm_share,
 )
@@ -207,6 +208,25 @@ def test_kernels_and_nvml_are_compared_by_what_each_tells() -> None:
     assert agrees(activity, Check(0.5, "utilization"))
     assert not agrees(activity, Check(0.2, "utilization"))
     assert not agrees([], Check(0.0, "gpm"))
+
+
+def test_the_comparison_is_one_line() -> None:
+    activity = [Activity(0.0, 1.0, "cuda:0", 0.5)]
+    nvml = Nvml(module=FakeNvml())
+    nvml.check = Check(0.9, "gpm")
+    said = "kernels keep 50% of the SMs busy"
+    assert compared(activity, None, nvml) == (
+        f"{said}; NVML (gpm) does not agree: 90% of the SMs busy"
+    )
+    nvml.check = Check(0.95, "utilization")
+    assert compared(activity, None, nvml) == (
+        f"{said}; NVML (utilization) agrees: 95% of the time with some kernel"
+    )
+    nvml.check, nvml.why = None, "nvidia-ml-py is not installed"
+    assert compared(activity, None, nvml) == f"{said}; nvidia-ml-py is not installed"
+    assert compared([], "the profiler saw no kernel", nvml) == (
+        "no kernels: the profiler saw no kernel"
+    )
 
 
 @pytest.mark.gpu

@@ -93,6 +93,18 @@ def test_windows_print_as_a_table_by_kind() -> None:
     assert str(Windows((), 1.0)) == "no windows of low activity"
 
 
+def test_devices_are_told_apart_where_there_are_several() -> None:
+    both = Windows(
+        [Window(0.0, 0.5, "cpu", 0.5, running=("a",)), Window(0, 1, "cuda:0", 0, running=("a",))],
+        1.0,
+    )
+    text = " ".join(str(both).split())
+    assert "device" in text.split("windows", 2)[1]
+    assert "cpu: 500.0 of 1000.0 ms lie in windows" in text
+    assert "cuda:0: 1000.0 of 1000.0 ms lie in windows" in text
+    assert "device" not in str(both[:1]).split("where")[0]
+
+
 def test_what_is_little_is_only_counted() -> None:
     many = Windows(
         [Window(0.0, 0.5, "cpu", 0.5, running=("a",)), Window(1, 1.001, "cpu", 0, running=("b",))],
