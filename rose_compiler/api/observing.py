@@ -156,7 +156,11 @@ def contradict(program: Program, observer: Observer, log: RemarkLog) -> None:
             continue
         writes, found = lacking(observation, deps.effects(observation.node), observer.names)
         if writes and declared(op):
-            raise undeclared(observation.node, "writes", *next(iter(writes.items())))
+            error = undeclared(observation.node, "writes", *next(iter(writes.items())))
+            error.add_note(
+                "the iteration ran to its end, in program order: objects are as in eager"
+            )
+            raise error
         reads = set(found)
         named = {w for w in writes if w != HIDDEN and not w.startswith("=")}
         if reads or named:

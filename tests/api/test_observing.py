@@ -154,6 +154,23 @@ def test_an_undeclared_write_is_an_error(method: str, writes: str, text: str | N
         assert error.where.line == line_of(method, text)
 
 
+def test_the_iteration_ran_and_a_second_call_is_refused_too() -> None:
+    policy = Policy()
+    compiled = rose_compiler.compile(counting, tune=False)
+    for calls in (3, 6):
+        with pytest.raises(DeclarationError, match=r"policy\.calls") as found:
+            compiled(policy, torch.ones(3, 2))
+        assert policy.calls == calls, "the whole iteration ran"
+        assert any("ran to its end" in note for note in found.value.__notes__)
+    compiled.close()
+
+
+def counting(policy, x):  # type: ignore[no-untyped-def]
+    for _ in range(3):
+        x = policy.counts(x)
+    return x
+
+
 def test_memory_that_nothing_leads_to_is_named_so() -> None:
     with pytest.raises(DeclarationError, match="none of its arguments leads to"):
         run("hidden")
