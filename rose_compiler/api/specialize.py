@@ -317,6 +317,7 @@ class Unit:
             run_ahead=self.options.run_ahead,
             memory_limit=self.options.memory_limit,
             optimizers=self.optimizers(),
+            examples=self.watch.examples,
         )
 
     def build(self, decision: Decision) -> Schedule:

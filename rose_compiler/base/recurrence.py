@@ -73,8 +73,9 @@ class Recurrence:
     ``seeds`` are for carried values behind those: the first is row ``start + offset`` of an input,
     and nobody asks for the last. ``inplace`` are the carried values that keep the memory of their
     first tensor. ``named`` are globals of a module that are numbers, and the ones they must be.
-    ``bitwise`` asks for the bits of the loop on every device.
-    ``text`` shows it to a reader.
+    With ``bounds`` the operation's last three arguments are those of the loop, and must be these;
+    ``ends`` trips in front and behind then run as they are. ``bitwise`` asks for the bits of the
+    loop on every device. ``text`` shows it to a reader.
     """
 
     start: int
@@ -88,6 +89,8 @@ class Recurrence:
     seeds: tuple[tuple[int, int], ...] = ()
     inplace: tuple[int, ...] = ()
     named: tuple[tuple[Mapping[str, object], str, float], ...] = ()
+    bounds: tuple[int, int, int] | None = None
+    ends: tuple[int, int] = (0, 0)
     bitwise: bool = False
     text: tuple[str, ...] = ()
 

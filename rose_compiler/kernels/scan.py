@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -67,6 +67,40 @@ def run(of: Recurrence, args: Sequence[Any]) -> tuple[torch.Tensor, ...] | None:
     if given.device.type == "cuda" and not of.bitwise:
         return scan_cuda.run(given)
     return None
+
+
+class Trips(Protocol):
+    """The trips of a loop as they stand."""
+
+    @property
+    def indices(self) -> range | None:
+        """The loop variable's values, where they are always the same."""
+
+    def over(self, indices: range, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Run some of them on carried and captured values; the carried values behind them."""
+
+
+def whole(of: Recurrence, trips: Trips, args: Sequence[Any]) -> tuple[Any, ...]:
+    """A loop: its recurrence at once where that fits, the other trips as they stand.
+
+    Returns the final carried values.
+    """
+    indices = trips.indices
+    if indices is None:
+        bounds, args = tuple(args[-3:]), args[:-3]
+        indices = range(*bounds)
+        if bounds != of.bounds:
+            return trips.over(indices, args)
+    carried, captured = tuple(args[: of.handed]), args[of.handed :]
+    first, last = of.ends[0], len(indices) - of.ends[1]
+    if first:
+        carried = trips.over(indices[:first], (*carried, *captured))
+    made = run(of, (*carried, *captured))
+    if made is None:
+        return trips.over(indices[first:], (*carried, *captured))
+    if last < len(indices):
+        return trips.over(indices[last:], (*made, *captured))
+    return made
 
 
 def fit(of: Recurrence, args: Sequence[Any]) -> Given | None:

@@ -34,7 +34,7 @@ class Scan(Pass):
     def run(self, loop: LoopView, rewrite: Rewriter) -> None:
         if not candidate(loop):
             return
-        found = match(loop, rewrite.deps)
+        found = match(loop, rewrite.deps, context_of(rewrite).examples)
         bitwise = context_of(rewrite).numerics == "bitwise"
         if isinstance(found, Match) and bitwise and not found.of.exact:
             found = Blocker(
@@ -56,18 +56,22 @@ class Scan(Pass):
 
 def _replace(loop: LoopView, found: Match, rewrite: Rewriter) -> None:
     """Put the operation, and the trips at the ends, in the place of the loop."""
-    trips = range(*loop.bounds)
     carried: tuple[Value, ...] = loop.carried_init
-    for t in trips[: found.before]:
+    fixed = found.of.bounds is None
+    before, steady, behind = found.parts if fixed else ((), None, ())
+    for t in before:
         carried = _trip(loop, t, carried, rewrite)
-    op = _operation(loop, found, trips[found.before : len(trips) - found.after], rewrite)
+    op = _operation(loop, found, steady, rewrite)
+    bounds: tuple[Value, ...] = () if fixed else loop.bounds
     like = next(n for n in loop.graph.nodes if n.op == "call_function" and not is_item(n))
     picked = loop.result(0)
     name = picked.name if picked is not None and len(carried) == 1 else None
-    node = rewrite.call(op, *carried, *loop.captured, before=loop.node, like=like, name=name)
+    node = rewrite.call(
+        op, *carried, *loop.captured, *bounds, before=loop.node, like=like, name=name
+    )
     facts.put(node, origin=facts.get(loop.node).origin.stamped(rewrite.pass_name))
     carried = _results(loop, node, rewrite)
-    for t in trips[len(trips) - found.after :]:
+    for t in behind:
         carried = _trip(loop, t, carried, rewrite)
     for picked in list(items(loop.node)):
         rewrite.replace(picked, carried[picked.args[1]])  # type: ignore[index]
@@ -103,12 +107,13 @@ def _trip(
     return tuple(known[v] if isinstance(v, fx.Node) else v for v in loop.carried_next)
 
 
-def _operation(loop: LoopView, found: Match, trips: range, rewrite: Rewriter) -> Op:
+def _operation(loop: LoopView, found: Match, trips: range | None, rewrite: Rewriter) -> Op:
     """The operation that computes the steady trips."""
     name = rewrite.program.ops.fresh(f"scan_{loop.label}")
     body = bodies.copied(loop.body, rewrite.program, {}, rewrite.pass_name)
-    params = _names([*loop.carried, *loop.captured_params])
-    named = dict(zip([*loop.carried, *loop.captured_params], params, strict=True))
+    given = [n.name for n in (*loop.carried, *loop.captured_params)]
+    params = _names(given if trips is not None else [*given, "start", "stop", "step"])
+    named = dict(zip([*loop.carried, *loop.captured_params], params, strict=False))
     reads, writes = _entries(loop, found.of, named, False), _entries(loop, found.of, named, True)
     count = len(loop.carried)
     signature = Signature(name, params, reads, writes, results=count)
@@ -122,11 +127,10 @@ def _operation(loop: LoopView, found: Match, trips: range, rewrite: Rewriter) ->
     )
 
 
-def _names(params: list[fx.Node]) -> tuple[str, ...]:
+def _names(wanted: list[str]) -> tuple[str, ...]:
     taken: dict[str, None] = {}
-    for param in params:
-        stem, n = param.name, 1
-        name = stem
+    for stem in wanted:
+        name, n = stem, 1
         while name in taken:
             name, n = f"{stem}_{n}", n + 1
         taken[name] = None

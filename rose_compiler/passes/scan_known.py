@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,8 @@ from rose_compiler.ir import facts
 from rose_compiler.ir.deps import Dependences
 from rose_compiler.ir.facts import Spec
 from rose_compiler.ir.interp import resolve
-from rose_compiler.ir.ops import STATE
-from rose_compiler.ir.program import LoopView, is_call
+from rose_compiler.ir.ops import STATE, Signature
+from rose_compiler.ir.program import LoopView, is_call, is_item, op_of
 from rose_compiler.passes.scan_trip import Path, other_form
 
 _FLOATS = ("float32", "float64")
@@ -28,8 +28,46 @@ class Known:
     known not to fit is refused here, since running trip by trip would be slower than the loop.
     """
 
-    def __init__(self, loop: LoopView, deps: Dependences, arguments: Sequence[fx.Node]) -> None:
+    def __init__(
+        self,
+        loop: LoopView,
+        deps: Dependences,
+        arguments: Sequence[fx.Node],
+        examples: Mapping[str, Any],
+    ) -> None:
         self.loop, self.deps, self.arguments = loop, deps, arguments
+        self.examples = examples
+
+    def number(self, value: Any) -> int | None:
+        """A whole number as it was on the first trip; it is compared whenever it is used."""
+        try:
+            found = self._seen(value)
+        except Exception:  # computing it runs the user's code
+            return None
+        return found if type(found) is int else None
+
+    def _seen(self, value: Any) -> Any:
+        """A value of the first trip: seen, or computed from such by what only reads.
+
+        Raises:
+            LookupError: when it can't be told.
+        """
+        if not isinstance(value, fx.Node):
+            return value
+        outer = self.deps.scope.resolve(value)
+        if not isinstance(outer, fx.Node):
+            return outer
+        if facts.get(outer).state:
+            return self._object(outer)
+        if outer.name in self.examples:
+            return self.examples[outer.name]
+        if is_item(outer):
+            return self._seen(outer.args[0])[outer.args[1]]
+        spec = facts.get(outer).spec
+        small = spec is not None and spec.kind in ("scalar", "tuple")
+        if not small or not is_call(outer) or not _only_reads(op_of(outer).signature):
+            raise LookupError(outer.name)
+        return op_of(outer)(*(self._seen(a) for a in outer.args))
 
     def live(self, path: Path) -> Any:
         """The live object at a path.
@@ -37,7 +75,14 @@ class Known:
         Raises:
             LookupError: when there is none that is known.
         """
-        found = self._object(self.arguments[path.argument])
+        param = self.arguments[path.argument]
+        outer = self.deps.scope.resolve(param)
+        if not path.names and isinstance(outer, fx.Node) and not facts.get(outer).state:
+            try:
+                return self._seen(outer)
+            except Exception as error:  # computing it runs the user's code
+                raise LookupError(outer.name) from error
+        found = self._object(param)
         for name in path.names:
             if not hasattr(found, name):
                 raise LookupError(name)
@@ -110,3 +155,11 @@ def _type(spec: Spec, own: str) -> Type:
     if spec.dtype == own:
         return "value"
     return "bool" if spec.dtype == "bool" else "other"
+
+
+def _only_reads(signature: Signature) -> bool:
+    """Whether an operation may be run once more, for what it computes out of states as they are."""
+    reads = signature.reads
+    if reads is None or signature.writes != ():
+        return False
+    return not any(r.startswith(("rng:", "host")) for r in reads)

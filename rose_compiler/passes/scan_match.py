@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,8 +37,15 @@ class Match:
     """A recurrence, and how many trips in front of it and behind it run as they are."""
 
     of: Recurrence
+    trips: range
     before: int
     after: int
+
+    @property
+    def parts(self) -> tuple[range, range, range]:
+        """The trips in front, those at once, those behind."""
+        end = len(self.trips) - self.after
+        return self.trips[: self.before], self.trips[self.before : end], self.trips[end:]
 
 
 def candidate(loop: LoopView) -> bool:
@@ -64,37 +71,40 @@ def _stores_rows(node: fx.Node, index: fx.Node) -> bool:
     return index in node.args and any(parse_entry(w).index is not None for w in writes)
 
 
-def match(loop: LoopView, deps: Dependences) -> Match | Blocker:
-    """The recurrence that a loop computes."""
-    return _Matcher(loop, deps).run()
+def match(
+    loop: LoopView, deps: Dependences, examples: Mapping[str, Any] | None = None
+) -> Match | Blocker:
+    """The recurrence that a loop computes. ``examples`` are values of the first trip by name."""
+    return _Matcher(loop, deps, examples or {}).run()
 
 
 class _Matcher:
-    def __init__(self, loop: LoopView, deps: Dependences) -> None:
+    def __init__(self, loop: LoopView, deps: Dependences, examples: Mapping[str, Any]) -> None:
         self.loop, self.deps = loop, deps
         self.where: fx.Node = loop.node  # what is being followed
         self.arguments = [*loop.carried, *loop.captured_params]
-        self.known = Known(loop, deps, self.arguments)
+        self.known = Known(loop, deps, self.arguments, examples)
 
     def run(self) -> Match | Blocker:
-        if blocker := self._outside():
+        bounds = [self.known.number(b) for b in self.loop.bounds]
+        if None in bounds or bounds[2] == 0:
+            why = f"how many trips {self.loop.label} makes is not known before it runs"
+            allow = "take the number from a field of an object, which is compared before each call"
+            return replace(_blocker("trip-count-unknown", why, self.loop.node), allow=allow)
+        trips = range(*bounds)  # type: ignore[arg-type]
+        if blocker := self._outside(trips):
             return blocker
         try:
-            return self._match(range(*self.loop.bounds))
+            return self._match(trips)
         except NotScan as stop:
             where = place(self.where)
             return Blocker(stop.code, str(stop), where=(where,) if where else ())
 
-    def _outside(self) -> Blocker | None:
+    def _outside(self, trips: range) -> Blocker | None:
         """What is wrong with the loop before its statements are looked at."""
         loop = self.loop
-        if any(type(b) is not int for b in loop.bounds):
-            why = f"how many trips {loop.label} makes is known when it runs, and not before"
-            allow = "take the number from a field of an object, which is compared before each call"
-            return replace(_blocker("trip-count-unknown", why, loop.node), allow=allow)
         if exits := bodies.exits(loop.graph):
             return _blocker("early-exit", f"{loop.label} may stop on a value", exits[0])
-        trips = range(*loop.bounds)
         if abs(trips.step) != 1:
             return _blocker("unsupported-shape", f"{loop.label} goes by {trips.step}", loop.node)
         if not LEAST <= len(trips) <= MOST:
@@ -151,7 +161,11 @@ class _Matcher:
         arrange(found)
         self.known.check(found)
         names = [_label(p) for p in self.arguments]
-        return Match(replace(found, text=tuple(shown(found, names))), before, after)
+        found = replace(found, text=tuple(shown(found, names)))
+        if any(type(b) is not int for b in self.loop.bounds):
+            bounds = trips.start, trips.stop, trips.step
+            found = replace(found, bounds=bounds, ends=(before, after))
+        return Match(found, trips, before, after)
 
     # -- one trip
 

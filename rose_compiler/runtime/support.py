@@ -241,12 +241,10 @@ class Runtime:
         return before
 
     @staticmethod
-    def scan(of: Recurrence, trips: Callable[..., Any], *args: Any) -> Any:
+    def scan(of: Recurrence, trips: scan.Trips, *args: Any) -> Any:
         """All trips of a recurrence at once; one after the other, by ``trips``, where ``args`` are
         not of the types and shapes for that. The final carried value, a tuple of several."""
-        made = scan.run(of, args)
-        if made is None:
-            return trips(*args)
+        made = scan.whole(of, trips, args)
         return made[0] if len(made) == 1 else made
 
     snapshot: Callable[[Any], Any] = staticmethod(buffers.snapshot)

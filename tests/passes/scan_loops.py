@@ -87,4 +87,30 @@ def episodes(buf: Any, k: Any, value: Tensor, done: Tensor) -> Any:
     return total, length
 
 
-LOOPS = (cleanrl, shifted, returns, through_a_buffer, vtrace, episodes)
+def any_length(buf: Any, k: Any, value: Tensor, done: Tensor) -> Any:
+    """A number of trips that is read off a tensor."""
+    steps = buf.rewards.shape[0]
+    advantages = torch.zeros_like(buf.rewards)
+    last: Any = 0.0
+    for t in reversed(range(steps)):
+        following = value if t == steps - 1 else buf.values[t + 1]
+        delta = buf.rewards[t] + k.gamma * following * (1 - buf.dones[t]) - buf.values[t]
+        last = delta + k.gamma * k.lam * (1 - buf.dones[t]) * last
+        advantages[t] = last
+    return advantages, last
+
+
+def both_ends(buf: Any, k: Any, value: Tensor, done: Tensor) -> Any:
+    """Trips at both ends that are not like the others."""
+    steps = len(buf.rewards)
+    total = value
+    for t in range(steps):
+        if t > 0:
+            total = total * buf.values[t - 1]
+        if t < steps - 1:
+            total = total - buf.values[t + 1]
+        buf.out[t] = total
+    return total
+
+
+LOOPS = (any_length, both_ends, cleanrl, shifted, returns, through_a_buffer, vtrace, episodes)

@@ -131,6 +131,21 @@ def test_what_is_known_not_to_fit_stays_a_loop(change, why) -> None:
     assert why in missed.why
 
 
+@pytest.mark.parametrize("fn", [scan_loops.any_length, scan_loops.both_ends])
+def test_another_number_of_trips(fn, tmp_path, runs) -> None:
+    """The buffers are replaced below an object, so no guard sees it."""
+    run = compiled(fn, tmp_path)
+    given = world(5, 0)
+    for cut in (T, T, T - 3, 1, T):
+        expected, found = world(5, 1), given
+        for buf in (expected[0], found[0]):
+            for name, whole in vars(world(5, 1)[0]).items():
+                setattr(buf, name, whole[:cut].clone())
+        other = (found[0], *world(5, 1)[1:])
+        assert all(map(torch.equal, seen(fn(*expected), expected), seen(run(*other), other)))
+    assert runs == [True, True]
+
+
 def test_a_setting_that_changes(tmp_path, runs) -> None:
     run = compiled(scan_loops.shifted, tmp_path)
     for call, gamma in enumerate((0.99, 0.99, 0.5, 0.25)):
