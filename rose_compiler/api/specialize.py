@@ -100,6 +100,7 @@ class Unit:
         self.schedules: dict[tuple[Decision, Settings, int], Schedule] = {}
         self._tuning: Tuning | None = None
         self.watch = Watch(program, log)
+        self._asked: tuple[Decision, Settings, Schedule] | None = None  # what was built last
 
     def run(
         self,
@@ -242,6 +243,7 @@ class Unit:
         self.program, self.text = self.watch.program, self.watch.text
         self.recorded = True
         self.schedules.clear()
+        self._asked = None
         self.last = self._tuning = None
 
     def tuning(self, eager: bool = True) -> Tuning:
@@ -322,14 +324,20 @@ class Unit:
 
     def build(self, decision: Decision) -> Schedule:
         """The schedule of one decision under the settings in force; built once."""
+        now = knobs.current()
+        if self._asked is not None and self._asked[0] is decision and self._asked[1] is now:
+            return self._asked[2]
         # what only matters while it runs is no reason to build it anew
-        settings = replace(
-            knobs.current(), interp=False, serial=False, trace=None, cache=knobs.AUTO
-        )
+        settings = replace(now, interp=False, serial=False, trace=None, cache=knobs.AUTO)
         key = (decision, settings, _changed(settings.edit))
         found = self.schedules.get(key)
-        if found is not None:
-            return found
+        if found is None:
+            found = self.schedules[key] = self._built(decision, settings)
+        if now.edit is None:
+            self._asked = (decision, now, found)
+        return found
+
+    def _built(self, decision: Decision, settings: Settings) -> Schedule:
         program = copy_program(self.program)
         passes = PIPELINE if self.options.passes is None else self.options.passes
         manager = PassManager.of(passes, settings)
@@ -342,9 +350,7 @@ class Unit:
             (folder / name).write_text(emitted.source, encoding="utf-8")
         if settings.edit is not None:
             emitted = self._edited(emitted, settings.edit)
-        made = Schedule(decision, program, history, emitted, load(emitted))
-        self.schedules[key] = made
-        return made
+        return Schedule(decision, program, history, emitted, load(emitted))
 
     def _dump_folder(self, decision: Decision, settings: Settings) -> Path | None:
         if settings.dump is None:
@@ -447,14 +453,17 @@ class _Trips(interp.Interpreter):
         self.of = of
         self.arguments = arguments
         self.runtime = runtime
+        self._values: dict[fx.Node, dict[str, int]] = {}  # where each value of a trip stands
 
     def trip(self, loop: fx.Node, number: int, inputs: tuple[Any, ...]) -> interp.Outcome:
         unit = self.of.trip_unit(loop)
         if unit is None:
             return super().trip(loop, number, inputs)
-        states = [is_state(p) for p in placeholders(LoopView(loop).graph)]
-        given = [v for v, state in zip(inputs, states, strict=True) if not state]
-        values = dict(zip(unit.program.value_params, given, strict=True))
+        if loop not in self._values:
+            params = placeholders(LoopView(loop).graph)
+            where = [k for k, param in enumerate(params) if not is_state(param)]
+            self._values[loop] = dict(zip(unit.program.value_params, where, strict=True))
+        values = {name: inputs[k] for name, k in self._values[loop].items()}
         *carried, broke = unit.run(values, self.arguments.states, self.runtime, None)
         return interp.Outcome("break" if broke else "end", tuple(carried))
 

@@ -176,8 +176,24 @@ def current(environ: Mapping[str, str] | None = None) -> Settings:
     An empty variable counts as unset. Raises ``ConfigError`` (``config-knob``) for a ``ROSE_*``
     variable that does not exist, naming the nearest, or that has a value it can't take.
     """
+    global _seen
+    if environ is None:
+        # asked for on every iteration: as long as the environment is as it was, so is the answer
+        data = getattr(os.environ, "_data", None)
+        if _seen is None or data is None or _seen[0] != data:
+            _seen = (dict(data or {}), _read(os.environ))
+        found = _seen[1]
+    else:
+        found = _read(environ)
+    overrides = _overrides.get()
+    return replace(found, **overrides) if overrides else found
+
+
+_seen: tuple[dict[Any, Any], Settings] | None = None
+
+
+def _read(environ: Mapping[str, str]) -> Settings:
     values: dict[str, Any] = {}
-    environ = os.environ if environ is None else environ
     for variable in environ:
         if variable.startswith(PREFIX):
             knob = _VARIABLES.get(variable)
@@ -185,7 +201,7 @@ def current(environ: Mapping[str, str] | None = None) -> Settings:
                 raise _unknown(variable, _VARIABLES)
             if text := environ[variable].strip():
                 values[knob.name] = knob.read(text, variable)
-    return replace(_DEFAULT, **{**values, **_overrides.get()})
+    return replace(_DEFAULT, **values)
 
 
 def knobs(**settings: Any) -> AbstractContextManager[Settings]:

@@ -123,3 +123,14 @@ def test_bad_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROSE_FUEL", "plenty")
     with pytest.raises(ConfigError, match="ROSE_FUEL has a value that it can't take"):
         current()
+
+
+def test_a_variable_that_is_set_or_taken_back_later_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = current()
+    assert current() is before  # read once, as long as the environment stays
+    monkeypatch.setenv("ROSE_FUEL", "3")
+    assert current().fuel == 3
+    with knobs(fuel=5):
+        assert current().fuel == 5
+    monkeypatch.delenv("ROSE_FUEL")
+    assert current() == before
