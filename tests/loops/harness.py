@@ -117,7 +117,7 @@ def _train(
         with (
             contextlib.redirect_stdout(io.StringIO()) as printed,
             warnings.catch_warnings(),
-            _seeded_spaces(),
+            seeded_spaces(),
         ):
             warnings.simplefilter("ignore")
             owned = script.run(compile, remember)
@@ -129,7 +129,7 @@ def _train(
 
 
 @contextlib.contextmanager
-def _seeded_spaces() -> Iterator[None]:
+def seeded_spaces() -> Iterator[None]:
     """Spaces and environments that nobody seeds take their numbers from the operating system; two
     runs can be compared only if those are the same."""
     np_random = seeding.np_random

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from tests.loops import (
+    contexts,
     diffusion,
     dqn,
     lstm_ppo,
     ppo_script,
     ppo_trainer,
     public_styles,
+    recurrent_replay,
     td3,
     vtrace,
     world_model,
@@ -25,5 +27,7 @@ MODULES = (
     vtrace,
     diffusion,
     world_model,
+    recurrent_replay,
+    contexts,
 )
 SCRIPTS: list[Script] = [script for module in MODULES for script in module.SCRIPTS]
