@@ -8,6 +8,7 @@ makes a :class:`~rose_compiler.base.profile.Profile` of several iterations.
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -214,6 +215,8 @@ def _with_cpu(
     at = 0
     group: list[Span] = []
     timed = sorted((s for s in lanes if s.cpu_s is not None), key=lambda s: s.start_s)
+    starts = [s.start_s for s in timed]
+    longest = max((s.duration_s for s in timed), default=0.0)
 
     def flush(first: Sample, last: Sample) -> None:
         total = sum(s.duration_s for s in group)
@@ -221,8 +224,7 @@ def _with_cpu(
         both = last[2] - first[2] + last[3] - first[3]
         others = sum(
             (s.cpu_s or 0.0) * _part(s, first[0], last[0]) / max(s.duration_s, 1e-9)
-            for s in timed
-            if s.start_s < last[0] and s.end_s > first[0]
+            for s in timed[bisect_left(starts, first[0] - longest) : bisect_left(starts, last[0])]
         )
         rate = min(1.0, own / total) if total > 0 else 0.0
         # while it waited, others' work was not on behalf of what it ran

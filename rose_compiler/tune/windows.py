@@ -15,10 +15,12 @@ from itertools import pairwise
 from typing import overload
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rose_compiler.base.marks import key_of
 from rose_compiler.base.profile import Activity, Profile, Span, Timeline, Window
+from rose_compiler.tune.intervals import Intervals
 
 #: Activity below which a device has room for more.
 THRESHOLD = 0.75
@@ -137,7 +139,7 @@ class Windows(Sequence[Window]):
 
 def _some(labels: Sequence[str], most: int = 2) -> str:
     more = f", {len(labels) - most} more" if len(labels) > most else ""
-    return ", ".join(labels[:most]) + more
+    return escape(", ".join(labels[:most]) + more)
 
 
 @dataclass(frozen=True)
@@ -180,33 +182,16 @@ def find_windows(
     if timeline is None:
         return Windows((), 0.0)
     iteration = profile.iteration_s[-1] if profile.iteration_s else timeline.duration_s
-    runs = loop_runs(timeline)
-    labels = {s.op: s.label or s.op for s in timeline.spans}
+    finder = _Finder(timeline, least_s)
     found: list[Window] = []
     known: dict[tuple[object, ...], tuple[str, ...]] = {}
     for low in _low(timeline.activity, threshold):
-        for start, end in _cut(low.start_s, low.end_s, runs, timeline.spans, least_s):
-            inside = [r for r in runs if r.start_s <= start and end <= r.end_s]
-            path = max((r.path for r in inside), key=len, default=())
-            running = _running(timeline, start, end)
-            window = Window(
-                start,
-                end,
-                low.device,
-                _mean(timeline.activity, low.device, start, end),
-                path[-1] if path else "",
-                len(path),
-                not low.resident,
-                *_ends(timeline, start, end, labels),
-                path,
-                _trip(timeline, path, start),
-                tuple(labels.get(key, key) for key in running),
-            )
+        for start, end in finder.cut(low.start_s, low.end_s):
+            window, running = finder.window(low, start, end)
             if fits is not None:
-                length = round(end - start, 4)
-                kind = (path, running, length)
+                kind = (window.path, running, round(end - start, 4))
                 if kind not in known:
-                    known[kind] = fits(path, running, end - start)
+                    known[kind] = fits(window.path, running, end - start)
                 window = replace(window, fits=known[kind])
             found.append(window)
     return Windows(sorted(found, key=lambda w: w.start_s), iteration)
@@ -254,73 +239,83 @@ def _low(activity: Sequence[Activity], threshold: float) -> Iterator[Activity]:
             yield open_
 
 
-def _cut(
-    start: float, end: float, runs: Sequence[Span], spans: Sequence[Span], least_s: float
-) -> Iterator[tuple[float, float]]:
-    """The interval in pieces of at least ``least_s``, none of which a loop begins or ends in.
+class _Finder:
+    """Knows what runs when in one timeline."""
 
-    Where an operation of that length begins or ends a piece ends too; what is shorter stays with
-    the piece in front of it.
-    """
-    hard = {start, end, *_edges(runs, start, end)}
-    long = [s for s in spans if s.duration_s >= least_s]
-    for left, right in pairwise(sorted(hard)):
-        points = [left]
-        for edge in sorted(set(_edges(long, left, right))):
-            if edge - points[-1] >= least_s:
-                points.append(edge)
-        if len(points) > 1 and right - points[-1] < least_s:
-            points.pop()
-        if right - left >= least_s:
-            yield from pairwise([*points, right])
+    def __init__(self, timeline: Timeline, least_s: float) -> None:
+        self.least_s = least_s
+        self.labels = {s.op: s.label or s.op for s in timeline.spans}
+        self.spans = Intervals(timeline.spans, lambda s: s.lane)
+        self.runs = Intervals(loop_runs(timeline), lambda s: s.path)
+        self.trips = Intervals(timeline.loops, lambda s: s.path)
+        self.activity = Intervals(timeline.activity, lambda a: a.device)
+
+    def cut(self, start: float, end: float) -> Iterator[tuple[float, float]]:
+        """The interval in pieces of at least ``least_s``, none of which a loop begins or ends in.
+
+        Where an operation of that length begins or ends a piece ends too; what is shorter stays
+        with the piece in front of it.
+        """
+        hard = {start, end, *_edges(self.runs, start, end, 0.0)}
+        for left, right in pairwise(sorted(hard)):
+            points = [left]
+            for edge in sorted(set(_edges(self.spans, left, right, self.least_s))):
+                if edge - points[-1] >= self.least_s:
+                    points.append(edge)
+            if len(points) > 1 and right - points[-1] < self.least_s:
+                points.pop()
+            if right - left >= self.least_s:
+                yield from pairwise([*points, right])
+
+    def window(self, low: Activity, start: float, end: float) -> tuple[Window, tuple[str, ...]]:
+        """The window of a piece, and the keys of what runs in it."""
+        path = max((r.path for r in self.runs.around(start, end)), key=len, default=())
+        running = self._running(start, end)
+        before, after = self.spans.before(start), self.spans.after(end)
+        window = Window(
+            start,
+            end,
+            low.device,
+            self._mean(low.device, start, end),
+            path[-1] if path else "",
+            len(path),
+            not low.resident,
+            None if before is None else self.labels[before.op],
+            None if after is None else self.labels[after.op],
+            path,
+            self._trip(path, start),
+            tuple(self.labels.get(key, key) for key in running),
+        )
+        return window, running
+
+    def _mean(self, device: str, start: float, end: float) -> float:
+        weight = total = 0.0
+        for one in self.activity.overlapping(start, end):
+            if one.device == device:
+                part = min(end, one.end_s) - max(start, one.start_s)
+                weight += part
+                total += part * one.share
+        return total / weight if weight > 0 else 0.0
+
+    def _running(self, start: float, end: float) -> tuple[str, ...]:
+        """What ran in an interval, by how much of it was covered."""
+        covered: dict[str, float] = defaultdict(float)
+        for span in self.spans.overlapping(start, end):
+            covered[span.op] += min(end, span.end_s) - max(start, span.start_s)
+        ordered = sorted(covered, key=lambda op: -covered[op])
+        return tuple(op for op in ordered if covered[op] >= COVERS * (end - start))
+
+    def _trip(self, path: tuple[str, ...], at: float) -> tuple[int, ...]:
+        for trip in self.trips.around(at, at):
+            if trip.path == path and at < trip.end_s:
+                return trip.trip
+        return ()
 
 
-def _edges(spans: Sequence[Span], start: float, end: float) -> Iterator[float]:
-    for span in spans:
-        yield from (e for e in (span.start_s, span.end_s) if start < e < end)
-
-
-def _mean(activity: Sequence[Activity], device: str, start: float, end: float) -> float:
-    weight = total = 0.0
-    for one in activity:
-        part = min(end, one.end_s) - max(start, one.start_s)
-        if one.device == device and part > 0:
-            weight += part
-            total += part * one.share
-    return total / weight if weight > 0 else 0.0
-
-
-def _running(timeline: Timeline, start: float, end: float) -> tuple[str, ...]:
-    """What ran in an interval, by how much of it was covered."""
-    covered: dict[str, float] = defaultdict(float)
-    for span in timeline.spans:
-        part = min(end, span.end_s) - max(start, span.start_s)
-        if part > 0:
-            covered[span.op] += part
-    ordered = sorted(covered, key=lambda op: -covered[op])
-    return tuple(op for op in ordered if covered[op] >= COVERS * (end - start))
-
-
-def _ends(
-    timeline: Timeline, start: float, end: float, labels: dict[str, str]
-) -> tuple[str | None, str | None]:
-    before = max(
-        (s for s in timeline.spans if s.end_s <= start), key=lambda s: s.end_s, default=None
-    )
-    after = min(
-        (s for s in timeline.spans if s.start_s >= end), key=lambda s: s.start_s, default=None
-    )
-    return (
-        None if before is None else labels[before.op],
-        None if after is None else labels[after.op],
-    )
-
-
-def _trip(timeline: Timeline, path: tuple[str, ...], at: float) -> tuple[int, ...]:
-    for trip in timeline.loops:
-        if trip.path == path and trip.start_s <= at < trip.end_s:
-            return trip.trip
-    return ()
+def _edges(spans: Intervals[Span], start: float, end: float, least_s: float) -> Iterator[float]:
+    for span in spans.overlapping(start, end):
+        if span.duration_s >= least_s:
+            yield from (e for e in (span.start_s, span.end_s) if start < e < end)
 
 
 def loop_times(timeline: Timeline) -> dict[str, float]:

@@ -93,6 +93,13 @@ def test_windows_print_as_a_table_by_kind() -> None:
     assert str(Windows((), 1.0)) == "no windows of low activity"
 
 
+def test_labels_are_printed_as_they_are() -> None:
+    window = Window(0.0, 0.5, "cpu", 0.5, running=("roll[t] = x",), fits=("y[bold]",))
+    text = str(Windows([window], 1.0))
+    assert "roll[t] = x" in text
+    assert "y[bold]" in text
+
+
 def test_devices_are_told_apart_where_there_are_several() -> None:
     both = Windows(
         [Window(0.0, 0.5, "cpu", 0.5, running=("a",)), Window(0, 1, "cuda:0", 0, running=("a",))],
