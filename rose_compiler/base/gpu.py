@@ -318,7 +318,10 @@ def _resident_units(kernels: Sequence[Kernel], gpu: VirtualGpu) -> dict[str, flo
     """
     presence = {k.name: 1.0 - k.serial for k in kernels}
     units: dict[str, float] = {}
-    rounds = 8 if len(kernels) > 1 and any(k.serial for k in kernels) else 1
+    groups = [gpu.group_of(k.lane) for k in kernels]
+    pools = [group.name if group.exclusive else "" for group in groups]
+    crowded = len(set(pools)) < len(pools) and any(k.serial for k in kernels)
+    rounds = 8 if crowded else 1
     for _ in range(rounds):
         for kernel in kernels:
             seen = {**presence, kernel.name: 1.0}
