@@ -45,6 +45,8 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 BY_PROCESS: tuple[Backend, ...] = ("mps-percentage", "mps-partition")
 #: Variables that bound the threads of numeric libraries.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+#: The lane of what no other lane runs, whose name in a profile is empty.
+COORDINATOR = "coordinator"
 #: Stands for the GPU's UUID in a plan that was made without one.
 ANY_DEVICE = "<GPU UUID>"
 

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 
 from rose_compiler.base.machine import Task
 from rose_compiler.base.profile import Timeline
+from rose_compiler.base.quota import COORDINATOR
 from rose_compiler.tune.critical import lane_slack, timing
 from rose_compiler.tune.response import Response
 from rose_compiler.tune.slack import WORTH, Planner, apportion
 
-#: The coordinator's own work, whose lane has no name in a profile.
-COORDINATOR = "coordinator"
 #: Share of an operation's time that its start may lie before the end of what it waited for: clocks
 #: of different processes are read one after the other.
 _EARLY = 0.02

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from rose_compiler.base.profile import Span, Timeline
-from rose_compiler.tune.branches import COORDINATOR, branches, divide
+from rose_compiler.base.quota import COORDINATOR
+from rose_compiler.tune.branches import branches, divide
 
 
 def spans(*rows: tuple[str, str, float, float, float]) -> Timeline:
