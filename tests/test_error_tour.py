@@ -35,8 +35,10 @@ from rose_compiler.passes.manager import PassManager
 from rose_compiler.passes.pipeline import PIPELINE
 from rose_compiler.runtime.hosts import ProcessHost, ThreadHost
 from rose_compiler.runtime.quotas import GreenContexts, devices
+from rose_compiler.runtime.quotas.green import AppliedGreen
 from rose_compiler.sim import ShardedEnv
 from tests.api.loops import Drift, Training, iteration
+from tests.samples.part import Part
 
 ROOT = Path(__file__).resolve().parents[1]
 TRIGGERS: dict[str, Callable[[], object]] = {}
@@ -145,15 +147,12 @@ def shrinks_what_it_walks(net: Any, x: Any) -> Any:
     return net(x)
 
 
-SIMULATOR = Drift()
-
-
-def loop_with_else(net: Any, x: Any) -> Any:
-    for _ in range(3):  # here
-        SIMULATOR.step(net(x).numpy())
-    else:
-        x = x + 1
-    return x
+def returns_inside_try(net: Any, x: Any) -> Any:  # here
+    x = net(x)
+    try:
+        return x / 2
+    except ValueError:
+        return x
 
 
 def yields(net: Any, x: Any) -> Any:
@@ -175,7 +174,7 @@ CAPTURED: dict[str, Any] = {
     "capture-global": counts_globally,
     "capture-nonlocal": _counter(),
     "capture-mutate-iterated": shrinks_what_it_walks,
-    "capture-unsupported": loop_with_else,
+    "capture-unsupported": returns_inside_try,
     "capture-generator-fn": yields,
 }
 for _code, _fn in CAPTURED.items():
@@ -346,32 +345,13 @@ def _green() -> object:
         return GreenContexts().apply(plan)
 
 
+@triggers("quota-fixed")
+def _replan() -> object:
+    plan = QuotaPlan.divide("green-context", load_machine("h100"), {"policy": 4})
+    return AppliedGreen(plan, None).replan(plan)
+
+
 # -- hosts and simulators
-
-
-class Part:
-    """A component that fails as it is told."""
-
-    def lock(self) -> Any:
-        return threading.Lock()
-
-    def sleep(self) -> None:
-        threading.Event().wait(60)
-
-    def end(self) -> None:
-        import os
-
-        os._exit(3)
-
-    def refuse(self) -> None:
-        raise Refusing("a", 2)
-
-
-class Refusing(Exception):
-    """Pickles well and does not unpickle."""
-
-    def __init__(self, one: str, two: int) -> None:
-        super().__init__(one)
 
 
 def _part(method: str, **options: Any) -> object:
@@ -483,7 +463,8 @@ def test_every_code_has_a_test_that_meets_it() -> None:
     assert set(TRIGGERS) <= set(CATALOGUE), "a code that does not exist is tested"
 
 
-def internal_classes() -> set[str]:
+@functools.cache
+def internal_classes() -> frozenset[str]:
     """Names of the package's classes that no user has heard of."""
     public = {name for name in dir(errors) if isinstance(getattr(errors, name), type)}
     public |= {*rose_compiler.__all__, "ShardedEnv", "Compiled"}
@@ -493,7 +474,7 @@ def internal_classes() -> set[str]:
             if isinstance(node, ast.ClassDef):
                 found.add(node.name)
     words = {"Shape", "Line", "Part", "Loop", "Branch", "Machine", "Activity", "Window"}
-    return found - public - words - set(dir(torch.nn))
+    return frozenset(found - public - words - set(dir(torch.nn)))
 
 
 @pytest.mark.parametrize("code", sorted(TRIGGERS))
