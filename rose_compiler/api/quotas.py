@@ -10,6 +10,9 @@ from rose_compiler.runtime.quotas import all_backends, devices, usable
 from rose_compiler.tune.branches import branches, divide
 
 VIRTUAL = "virtual:"
+#: Lanes of components that live in processes of their own begin with one of these.
+_PROCESSES = ("shard:", "host:")
+_STREAMS: tuple[Backend, ...] = ("green-context",)
 
 
 def plan_quotas(profile: Profile | None, backend: str) -> QuotaPlan:
@@ -55,20 +58,22 @@ def _unit(kind: Backend) -> str:
 
 def _target(profile: Profile | None, backend: str) -> tuple[Backend, Machine, str, list[str]]:
     """Back end, machine and device, and notes on what was passed over."""
+    timeline = None if profile is None else profile.timeline
+    lanes = () if timeline is None else timeline.lanes()
+    # a share of a process, or of a stream in this one
+    apart = any(lane.startswith(_PROCESSES) for lane in lanes)
+    kinds: tuple[Backend, ...] = ("mps-partition", "mps-percentage") if apart else _STREAMS
     if backend.startswith(VIRTUAL):
         machine = load_machine(backend.removeprefix(VIRTUAL))
-        if not machine.sms:
-            return "cores", machine, ANY_DEVICE, []
-        timeline = None if profile is None else profile.timeline
-        lanes = () if timeline is None else timeline.lanes()
-        apart = any(lane.startswith("shard:") for lane in lanes)
-        return ("mps-percentage" if apart else "green-context"), machine, ANY_DEVICE, []
+        return (kinds[-1] if machine.sms else "cores"), machine, ANY_DEVICE, []
     found, remarks = usable(all_backends())
     notes = [remark.why for remark in remarks]
-    if backend == "cpu" or found[0].name == "cores":
+    names = [one.name for one in found]
+    kind = next((name for name in kinds if name in names), None)
+    if backend == "cpu" or kind is None:
         return "cores", detect_cpu(), ANY_DEVICE, notes
     try:
         gpu = devices()[0]
-    except (QuotaError, IndexError):  # it has gone since the back ends looked
-        return "cores", detect_cpu(), ANY_DEVICE, notes
-    return found[0].name, gpu.machine(), gpu.uuid, notes
+    except (QuotaError, IndexError) as error:  # it has gone since the back ends looked
+        return "cores", detect_cpu(), ANY_DEVICE, [*notes, f"the GPU can't be described: {error}"]
+    return kind, gpu.machine(), gpu.uuid, notes

@@ -10,11 +10,13 @@ import pytest
 import torch
 
 import rose_compiler
+from rose_compiler.api import quotas
 from rose_compiler.api.quotas import plan_quotas
-from rose_compiler.base.errors import ConfigError
+from rose_compiler.base.errors import ConfigError, fail
 from rose_compiler.base.machine import Machine
 from rose_compiler.base.profile import Profile, Span, Timeline
 from rose_compiler.base.quota import QuotaPlan
+from rose_compiler.runtime.quotas import Device, Probe
 from tests.api.loops import Training, iteration
 
 LANES = Timeline(
@@ -97,6 +99,37 @@ def test_where_there_is_nothing_to_divide_the_plan_says_so() -> None:
         plan = plan_quotas(profile(timeline), "virtual:h200")
         assert not plan.shares
         assert note in plan.explain()
+
+
+class Available:
+    """A back end that is there."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def probe(self) -> Probe:
+        """Found."""
+        return Probe(True, "")
+
+
+def test_the_back_end_fits_where_the_lanes_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Device("GPU-1", "NVIDIA H200", (9, 0), 132, 4.8e12, 13010)
+    there = [Available(n) for n in ("mps-partition", "green-context", "mps-percentage", "cores")]
+    monkeypatch.setattr(quotas, "all_backends", lambda: there)
+    monkeypatch.setattr(quotas, "devices", lambda: [gpu])
+    plan = plan_quotas(profile(LANES), "auto")
+    assert (plan.backend, plan.device, plan.given) == ("mps-partition", "GPU-1", 128)
+    streams = Timeline((Span("step", "stream:side", 0.0, 2.0), Span("act", "", 0.0, 1.0)))
+    assert plan_quotas(profile(streams), "auto").backend == "green-context"
+    assert plan_quotas(profile(LANES), "cpu").backend == "cores"
+    del there[1]
+    assert plan_quotas(profile(streams), "cuda").backend == "cores"
+
+    def gone() -> list[Device]:
+        raise fail("quota-nvml", "gone")
+
+    monkeypatch.setattr(quotas, "devices", gone)
+    assert "can't be described" in plan_quotas(profile(LANES), "auto").explain()
 
 
 def test_what_was_passed_over_is_in_the_notes() -> None:
