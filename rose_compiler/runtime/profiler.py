@@ -111,10 +111,11 @@ class _Walk:
 
 def _walk(marks: Sequence[Mark], ticks: Sequence[int], times: Sequence[float]) -> _Walk:
     found = _Walk()
+    around = [tuple(key_of(m.path[:n], name) for n, name in enumerate(m.path)) for m in marks]
     open_loops: dict[str, _Loop] = defaultdict(_Loop)
     for k, start, end in zip(ticks, times[:-1], times[1:], strict=False):
         mark = marks[k]
-        trips = [open_loops[key_of(mark.path[:n], name)].trip for n, name in enumerate(mark.path)]
+        trips = [open_loops[key].trip for key in around[k]]
         if mark.kind in ("trip", "leave"):
             loop = open_loops[mark.key]
             if loop.trip >= 0:
@@ -159,45 +160,37 @@ def timeline(
     ``perf_counter`` has them, which then is what the spans' own activity means; the cores' activity
     is found from CPU times.
     """
-    walk = _walk(marks, recorded.marks, recorded.times)
     begin = recorded.times[0]
+    walk = _walk(marks, recorded.marks, [t - begin for t in recorded.times])
+    samples = [(t - begin, own, mine, theirs) for t, own, mine, theirs in recorded.samples]
+    device = [replace(a, start_s=a.start_s - begin, end_s=a.end_s - begin) for a in device]
     by_lane: dict[str, list[Span]] = defaultdict(list)
     for span in lanes:
         by_lane[span.lane].append(span)
     ran: list[Span] = []
     for lane, submits in walk.submits.items():
         for issued, seen in zip(submits, by_lane.pop(lane, ()), strict=False):
-            start, end = seen.ran_s or (seen.start_s, seen.end_s)
-            # a lane may begin before the coordinator is back from handing over
-            issue = min(issued.start_s, start)
+            start, end = (t - begin for t in seen.ran_s or (seen.start_s, seen.end_s))
             ran.append(
                 replace(
-                    issued, start_s=start, end_s=end, issue_s=issue,
-                    cpu_s=seen.cpu_s, work_s=seen.cpu_s,
+                    issued,
+                    start_s=start,
+                    end_s=end,
+                    # a lane may begin before the coordinator is back from handing over
+                    issue_s=min(issued.start_s, start),
+                    cpu_s=seen.cpu_s,
+                    work_s=seen.cpu_s,
                 )
-            )  # fmt: skip
-    cores = busy_cores(recorded.samples, machine)
-    activity = [*device, *cores]
-    spans = _with_cpu(walk.spans, recorded.samples, ran)
-    everything = [*spans, *ran]
-    shares = share_of([(s.start_s, s.end_s) for s in everything], device or cores)
-    spans = [replace(s, activity=share) for s, share in zip(everything, shares, strict=True)]
-
-    def moved(items: Iterable[Span]) -> tuple[Span, ...]:
-        return tuple(
-            replace(
-                s, start_s=s.start_s - begin, end_s=s.end_s - begin,
-                issue_s=None if s.issue_s is None else s.issue_s - begin,
             )
-            for s in items
-        )  # fmt: skip
-
+    cores = busy_cores(samples, machine)
+    everything = [*_with_cpu(walk.spans, samples, ran), *ran]
+    shares = share_of([(s.start_s, s.end_s) for s in everything], device or cores)
     return Timeline(
-        moved(spans),
-        moved(walk.waits),
-        moved(s for submits in walk.submits.values() for s in submits),
-        moved(walk.loops),
-        tuple(replace(a, start_s=a.start_s - begin, end_s=a.end_s - begin) for a in activity),
+        tuple(replace(s, activity=share) for s, share in zip(everything, shares, strict=True)),
+        tuple(walk.waits),
+        tuple(s for submits in walk.submits.values() for s in submits),
+        tuple(walk.loops),
+        (*device, *cores),
     )
 
 
