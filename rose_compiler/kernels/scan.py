@@ -106,7 +106,7 @@ def whole(of: Recurrence, trips: Trips, args: Sequence[Any]) -> tuple[Any, ...]:
 def fit(of: Recurrence, args: Sequence[Any]) -> Given | None:
     """The recurrence on these arguments, if it can be computed at once on them."""
     inputs = tuple(resolve(i, args) for i in of.inputs)
-    if any(inputs[k] != number for k, number in of.assumed):
+    if any(type(inputs[k]) is not int or inputs[k] != number for k, number in of.assumed):
         return None
     if any(space.get(name) is not number for space, name, number in of.named):
         return None

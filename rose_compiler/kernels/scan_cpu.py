@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 #: Elements that one series holds at a time; a few of them fit into a core's cache.
-STRETCH = 1 << 16
+STRETCH = 1 << 17
 #: Bytes up to which memory is kept for the next time.
 KEPT = 1 << 20
 

@@ -283,7 +283,8 @@ def test_what_does_not_fit_is_left_untouched(why) -> None:
 def test_integers_that_were_taken_for_granted() -> None:
     of = replace(gae(), inputs=(*gae().inputs, Input(7)), assumed=((6, 3),))
     assert scan.run(of, [*arguments((6,)), 3]) is not None
-    assert scan.run(of, [*arguments((6,)), 4]) is None
+    for other in (4, 3.0, torch.tensor([3, 3])):
+        assert scan.run(of, [*arguments((6,)), other]) is None
 
 
 @pytest.mark.parametrize("forward", [False, True])

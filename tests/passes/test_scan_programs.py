@@ -117,11 +117,16 @@ class Writer:
             lines.append("        ahead = buf.d[t] * 0.5")
         lines.append(f"        s = {self.free()}")
         lines.append(f"        x = {self.chain('(x + s)', ['s'])}")
-        kind = r.choice(["shift", "second", "place", "none"])
+        kind = r.choice(["shift", "second", "place", "buffer", "none"])
         if kind == "shift":
             lines += [f"        buf.more[t] = y + {self.free(1)}", "        y = buf.c[t]"]
         elif kind == "second":
             lines += [f"        y = {self.chain('y', ['x', 's'])}", "        buf.more[t] = y - x"]
+        elif kind == "buffer":
+            lines += [
+                f"        w = start if t == {self.first} else buf.more[{self.before}]",
+                f"        buf.more[t] = {self.chain('w', ['x', 's'])}",
+            ]
         elif kind == "place":
             lines += [f"        z += {self.free(1)}", "        buf.more[t] = z"]
         lines.append(f"        buf.out[t] = {r.choice(['x', 'x + s', 'x.clone()', 's * x'])}")
