@@ -39,8 +39,24 @@ class Net(torch.nn.Module):
         return self.inner(x) * self.scale
 
 
+class Sim:
+    num_envs = 1
+    native_async = False
+
+    def __init__(self):
+        self.x = torch.zeros(2)
+
+    def shards(self):
+        return [self]
+
+    def step(self, action):
+        self.x = self.x * 0.5 + action
+        return self.x.clone(), float(self.x.sum()), False, False, {}
+
+
 class World:
     def __init__(self):
+        self.sim = Sim()
         torch.manual_seed(3)
         self.whole = torch.arange(8.0)
         self.left, self.right = self.whole[:4], self.whole[4:]
@@ -163,6 +179,50 @@ def functions(draw: Any) -> str:
     lines.append(f"return [{', '.join([*results, 'sum(box)', 'float(view.sum())'])}]")
     body = "\n".join(f"    {line}" for line in lines)
     return f"{HEADER}def main(w, ones):\n{body}\n"
+
+
+@st.composite
+def trainings(draw: Any) -> str:
+    """The text of a module with a function ``main(w, ones)`` that is a whole training: a loop
+    over iterations that steps a simulator and trains, with arms that first run on a later trip."""
+    lines = ["box = [5]", "view = w.whole[1:3]", "copy = w.left.clone()", "log = []", "late = None"]
+
+    def straight(indent: str) -> None:
+        for _ in range(draw(st.integers(1, 4))):
+            form = draw(st.sampled_from(READS if draw(st.booleans()) else WRITES))
+            text = form.replace("{r}", "r")
+            text = text.replace("{i}", draw(st.sampled_from(("0", "1", "t % 3"))))
+            lines.append(indent + text.replace("{x}", str(draw(st.integers(2, 9)))))
+            if "{r}" in form:
+                lines.append(f"{indent}log.append(r)")
+
+    def arm(indent: str) -> None:
+        test = draw(st.sampled_from(("t > 2", "t % 3 == 1", "t == 4", "len(log) > 9", "late")))
+        lines.append(f"{indent}if {test}:")
+        straight(indent + "    ")
+        more = (
+            "obs = w.sim.step(obs * 0.5)[0]",
+            "late = t",
+            "print(t, 'late')",
+            "late = obs.sum()",
+        )
+        for extra in draw(st.lists(st.sampled_from(more), max_size=2)):
+            lines.append(f"{indent}    {extra}")
+        if draw(st.booleans()):
+            lines.append(f"{indent}else:")
+            straight(indent + "    ")
+
+    lines.append("for t in range(8):")
+    lines.append("    obs, reward, _, _, _ = w.sim.step(ones[0])")
+    for _ in range(draw(st.integers(2, 4))):
+        (arm if draw(st.booleans()) else straight)("    ")
+    lines.append("    w.net(obs).sum().backward()")
+    lines.append("    w.optimizer.step()")
+    lines.append("    log.append((reward, float(obs.sum())))")
+    straight("")
+    lines.append("return [log, sum(box), float(view.sum()), late]")
+    body = "\n".join(f"    {line}" for line in lines)
+    return f"{HEADER}def main(w, ones):\n    t = 0\n{body}\n"
 
 
 def arguments(module: types.ModuleType) -> Callable[[], tuple[Any, ...]]:
