@@ -19,7 +19,7 @@ import torch
 import torch.fx as fx
 
 from rose_compiler.api.observing import Observer, lacking, undeclared
-from rose_compiler.base.errors import VerifyError, fail, register
+from rose_compiler.base.errors import RoseError, VerifyError, fail, register
 from rose_compiler.base.remarks import Remark, RemarkLog
 from rose_compiler.ir import facts, interp
 from rose_compiler.ir.contexts import entered
@@ -192,6 +192,11 @@ class Checker(interp.Interpreter):
         wanted = [_picked(r, root, positions) for r in found.results]
         expected = span(wanted, found.rows, batch.start, batch.start + batch.rows)
         given = _results(join(batch.outputs), op, positions)
+        if kind != "whole":
+            # of what has no rows, such as infos, a tile has its own
+            kept_ones = comparable(op, positions)
+            expected = tuple(v for v, keep in zip(expected, kept_ones, strict=True) if keep)
+            given = tuple(v for v, keep in zip(given, kept_ones, strict=True) if keep)
         self._batches[op, kind] = _Batch(start=batch.start + batch.rows)
         self.checked += 1
         self._compare(node, root, found, expected, given, first)
@@ -217,8 +222,11 @@ class Checker(interp.Interpreter):
             self.unchecked[op.name] = f"it is not handed {', '.join(lack)}"
             return False
         drawn = [_draw_of(a) for a in node.args if isinstance(a, fx.Node)]
-        generators = [self._generators[d] for d in (*drawn, node) if d in self._generators]
-        if RNG_TORCH in (root.signature.writes or ()) and not generators:
+        draws = RNG_TORCH in (root.signature.writes or ())
+        generators = [
+            self._generators[d] for d in (*drawn, node) if draws and d in self._generators
+        ]
+        if draws and not generators:
             self.unchecked[op.name] = "where its random numbers were drawn is not known"
             return False
         total = batch.rows
@@ -229,7 +237,13 @@ class Checker(interp.Interpreter):
                 value = states[name] if name in states else given[name]
                 batched = axes.get(params.get(name, "")) == 0
                 args.append(cut(value, low, low + found.rows, total) if batched else value)
-            found.results.append(self._reference(node, root, found, args, generators))
+            try:
+                found.results.append(self._reference(node, root, found, args, generators))
+            except RoseError:
+                raise
+            except Exception as error:  # the user's code, on tiles of what may be more than rows
+                self.unchecked[op.name] = f"on joined inputs it raises {type(error).__name__}"
+                return False
         return True
 
     def _reference(
@@ -330,6 +344,14 @@ def _results(result: Any, op: Op, positions: tuple[int | None, ...] | None) -> t
     if positions is None:
         return tuple(whole)
     return tuple(r for r, k in zip(whole, positions, strict=True) if k is not None)
+
+
+def comparable(op: Op, positions: tuple[int | None, ...] | None) -> list[bool]:
+    """For each result of an operation that is one of the captured one's: whether it has rows."""
+    axes = op.signature.separable()
+    count = max(op.signature.results, 1)
+    kept_positions = positions or tuple(range(count))
+    return [axes.get(f"return.{k}") == 0 for k, of in enumerate(kept_positions) if of is not None]
 
 
 def _first_difference(expected: Any, given: Any) -> tuple[str, Any, Any]:

@@ -218,7 +218,7 @@ class _Beside(interp.Interpreter):
         cursor.position += count
         cursor.told.calls += 1
         expected = span(wanted, cursor.rows, start, start + count)
-        self._judge(cursor.told, expected, given)
+        self._judge(cursor.told, *_with_rows(op, positions, how, expected, given))
         if how == "whole" and op is root:
             return result  # its own result, which may share memory with a state
         return _put_back(result, positions, expected)
@@ -298,6 +298,22 @@ def _like(result: Any, expected: Any) -> Any:
     if type(result) is tuple and type(expected) is tuple and len(result) == len(expected):
         return tuple(map(_like, result, expected))
     return result
+
+
+def _with_rows(
+    op: Op, positions: tuple[int | None, ...] | None, how: How, expected: Any, given: Any
+) -> tuple[Any, Any]:
+    """The results that can be compared: of what has no rows, a tile may have its own."""
+    axes = op.signature.separable()
+    single = positions is None and op.signature.results == 1
+    if how == "whole" or op.signature.batch is None or single:
+        return expected, given
+    kept_positions = positions or tuple(range(op.signature.results))
+    keep = [axes.get(f"return.{k}") == 0 for k, of in enumerate(kept_positions) if of is not None]
+    return (
+        tuple(v for v, yes in zip(expected, keep, strict=True) if yes),
+        tuple(v for v, yes in zip(given, keep, strict=True) if yes),
+    )
 
 
 def _how(rows: int | None, all_rows: int | None) -> How:
