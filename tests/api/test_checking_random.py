@@ -96,8 +96,7 @@ def test_a_wrong_operation_is_found() -> None:
                 try:
                     checker.run(values)
                 except VerifyError as error:
-                    assert error.code == "check-values-differ"
-                    found["told"] += 1
+                    found["told" if error.code == "check-values-differ" else error.code] += 1
                 else:
                     found["missed"] += 1
 
@@ -105,4 +104,4 @@ def test_a_wrong_operation_is_found() -> None:
 
     check()
     assert found["told"] >= 3, found
-    assert not found["missed"], found
+    assert set(found) == {"told"}, found
