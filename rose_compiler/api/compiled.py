@@ -15,8 +15,9 @@ from typing import Any
 from rose_compiler.api.options import Options
 from rose_compiler.api.quotas import plan_quotas
 from rose_compiler.api.reporting import write_report
-from rose_compiler.api.specialize import Schedule, Specialization
+from rose_compiler.api.specialize import Specialization
 from rose_compiler.api.tracing import Tracer
+from rose_compiler.api.unit import Schedule
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import ConfigError, fail, register

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rose_compiler
-from rose_compiler.api import specialize
+from rose_compiler.api import unit as units
 from rose_compiler.base.decision import Decision
 from rose_compiler.ir.program import Program
 from rose_compiler.ir.rewriter import Rewriter
@@ -75,7 +75,7 @@ def test_without_tuning_the_exception_of_a_pass_names_the_pass(training: Trainin
 def test_a_candidate_whose_code_fails_is_not_run_again(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = specialize.load
+    real = units.load
     ran = []
 
     def load(emitted: Any, **options: Any) -> Any:
@@ -85,14 +85,14 @@ def test_a_candidate_whose_code_fails_is_not_run_again(
         if "shard:1" in text:
             lines.insert(at + 1, "    note_a_run()")
             lines.insert(at + 2, "    name_that_is_nowhere")
-        made = specialize.replace(
+        made = units.replace(
             emitted,
             source="\n".join(lines),
             namespace={**emitted.namespace, "note_a_run": lambda: ran.append(1)},
         )
         return real(made, **options)
 
-    monkeypatch.setattr(specialize, "load", load)
+    monkeypatch.setattr(units, "load", load)
     fast = rose_compiler.compile(iteration, numerics="bitwise")
     begin(fast, training)
     raised = 0

@@ -1,0 +1,395 @@
+"""One training iteration: recorded once, scheduled, and run again and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rose_compiler.api.cache import Entry, folder
+from rose_compiler.api.checking import Checker
+from rose_compiler.api.costing import forecast
+from rose_compiler.api.options import Options
+from rose_compiler.api.probing import Prober
+from rose_compiler.api.profiling import Profiling
+from rose_compiler.api.tracing import Trace, Tracer
+from rose_compiler.api.tuning import Tuning
+from rose_compiler.api.watching import Watch, copy_program
+from rose_compiler.base import knobs
+from rose_compiler.base.decision import Decision
+from rose_compiler.base.knobs import Settings
+from rose_compiler.base.remarks import Remark, RemarkLog
+from rose_compiler.codegen.emit import Emitted, emit
+from rose_compiler.codegen.load import copied_from, edited, load
+from rose_compiler.codegen.timed import Timer
+from rose_compiler.frontend.components import is_simulator
+from rose_compiler.ir import interp
+from rose_compiler.ir.program import Program
+from rose_compiler.passes.base import PassContext
+from rose_compiler.passes.manager import History, PassManager
+from rose_compiler.passes.pipeline import PIPELINE
+from rose_compiler.runtime.optimizers import why_not_fused
+from rose_compiler.runtime.support import Runtime
+
+
+@dataclass
+class Schedule:
+    """One candidate, built: its decision, the program it led to and the code that runs it."""
+
+    decision: Decision
+    program: Program
+    history: History
+    emitted: Emitted
+    run: Any
+    _timed: tuple[Timer, Any] | None = field(default=None, repr=False)
+
+    @property
+    def source(self) -> str:
+        """The module that runs: the emitted one, or a person's edited copy."""
+        return self.emitted.source
+
+    def timed(self) -> tuple[Timer, Any]:
+        """The same code with a timer."""
+        if self._timed is None:
+            timer = Timer()
+            self._timed = timer, load(self.emitted, timer=timer)
+        return self._timed
+
+    def traced(self, runtime: Runtime, inputs: tuple[Any, ...], trace: Trace) -> Any:
+        """Run one iteration and fill in its timeline."""
+        timer, run = self.timed()
+        timer.taken.clear()
+        with runtime.recording() as spans:
+            try:
+                return run(runtime, *inputs)
+            finally:
+                trace.spans, trace.faults = spans, self.emitted.faults
+                trace.own = [(timer.statements[k], a, b) for k, a, b in timer.taken]
+
+
+class Unit:
+    """What is recorded, scheduled and run again and again: one training iteration.
+
+    ``program`` is the program as captured, effects and graphs included once it has run: the whole
+    function, or one trip of its loop over iterations.
+    """
+
+    def __init__(
+        self, program: Program, options: Options, log: RemarkLog, tracer: Tracer | None = None
+    ) -> None:
+        self.program = program
+        self.options = options
+        self.log = log
+        self.tracer = tracer or Tracer()
+        self.profiling = Profiling()
+        self.text = ""
+        self.recorded = False
+        self.checked = 0  # comparisons of the last iteration in checking mode
+        self.make: Any = None  # of the arguments: types, shapes, devices
+        self.folder = ""  # below the one that ROSE_DUMP names
+        self.last: Schedule | None = None
+        self.schedules: dict[tuple[Decision, Settings, int], Schedule] = {}
+        self._tuning: Tuning | None = None
+        self.watch = Watch(program, log)
+        self._asked: tuple[Decision, Settings, Schedule] | None = None  # what was built last
+
+    def run(
+        self,
+        values: Mapping[str, Any],
+        states: Mapping[str, Any],
+        runtime: Runtime,
+        eager: Callable[[], Any] | None,
+    ) -> Any:
+        """Run one iteration: watched and in program order the first time, by a schedule afterwards.
+
+        ``eager`` runs the user's own statements, where that is possible.
+        """
+        # what may change from one trip of the user's loop to the next is no guard's to see
+        if not self.recorded or (eager is None and not self.watch.knows(values)):
+            return self._watched(values, states)
+        result = self._scheduled(values, states, runtime, eager)
+        if self.watch.behind:
+            self.watch.catch_up()
+            self._start_over()
+        return result
+
+    def _scheduled(
+        self,
+        values: Mapping[str, Any],
+        states: Mapping[str, Any],
+        runtime: Runtime,
+        eager: Callable[[], Any] | None,
+    ) -> Any:
+        if knobs.current().interp:
+            return interp.run(self.program, values, states)
+        tuning = self.tuning(eager is not None)
+        if self.options.check or knobs.current().verify >= 2:
+            return self._checked(tuning, values, states)
+        if self._wants_baseline(tuning):
+            done, result = self._baseline(runtime, values, states, tuning)
+            if done:
+                return result
+        decision = tuning.next()
+        while decision is not None and tuning.trying:
+            try:
+                self.build(decision)
+                break
+            except Exception as error:
+                # whatever keeps a candidate from being built is no reason to stop training
+                tuning.failed(decision, error)
+                decision = tuning.next()
+        run: Callable[[], Any]
+        self.last = None if decision is None else self.build(decision)
+        target = self.tracer.take()
+        trace = None
+        if target is not None:
+            trace = Trace(self.program.name, "eager" if decision is None else str(decision))
+        if self.last is None:
+            assert eager is not None
+            run = eager
+        else:
+            run = self._bound(self.last, runtime, values, states, trace, tuning.settled)
+        started = time.perf_counter()
+        try:
+            result = run()
+            tuning.record(decision, time.perf_counter() - started)
+        except Exception as error:
+            tuning.raised(decision, error, None if self.last is None else self.last.emitted)
+            raise
+        finally:
+            if trace is not None and target is not None:
+                trace.start, trace.end = started, time.perf_counter()
+                trace.write(target)
+        return result
+
+    def _checked(self, tuning: Tuning, values: Mapping[str, Any], states: Mapping[str, Any]) -> Any:
+        """Run one iteration in checking mode, by the schedule in force or the default one."""
+        self.last = self.build(tuning.best if tuning.settled else tuning.default)
+        checker = Checker(self.program, self.last.program, states, self.options.numerics)
+        result = checker.run(values)
+        self.checked = checker.checked
+        checker.tell(self.log)
+        return result
+
+    def _bound(
+        self,
+        schedule: Schedule,
+        runtime: Runtime,
+        values: Mapping[str, Any],
+        states: Mapping[str, Any],
+        trace: Trace | None,
+        settled: bool,
+    ) -> Callable[[], Any]:
+        """A schedule with its arguments; profiled or traced, where that is wanted."""
+        inputs = (
+            *(values[n] for n in self.program.value_params),
+            *(states[n] for n in self.program.state_params),
+        )
+        if trace is None:
+            run, edited = schedule.run, schedule.emitted.edited
+            if not edited and self.profiling.wanted(schedule.decision, settled):
+                run = self.profiling.runner(schedule.decision, schedule.program)
+            return lambda: run(runtime, *inputs)
+        schedule.timed()  # before the clock starts
+        return lambda: schedule.traced(runtime, inputs, trace)
+
+    def _wants_baseline(self, tuning: Tuning) -> bool:
+        """Whether this iteration is the one profiled in program order, before any is compared."""
+        if self.profiling.baseline_done or not tuning.tuned or tuning.settled:
+            return False
+        return not self.tracer.armed
+
+    def _baseline(
+        self,
+        runtime: Runtime,
+        values: Mapping[str, Any],
+        states: Mapping[str, Any],
+        tuning: Tuning,
+    ) -> tuple[bool, Any]:
+        """Run one iteration in program order and profile it: whether that could be, its result."""
+        self.profiling.baseline_done = True
+        try:
+            schedule = self.build(Decision())
+            self.profiling.ask(1)
+            run = self._bound(schedule, runtime, values, states, None, False)
+        except Exception:
+            # the candidates will say what is wrong
+            self.profiling.ask(0)
+            return False, None
+        self.last = schedule
+        started = time.perf_counter()
+        result = run()
+        tuning.skip(time.perf_counter() - started)
+        return True, result
+
+    def _watched(self, values: Mapping[str, Any], states: Mapping[str, Any]) -> Any:
+        """Run one iteration in program order, and learn from it."""
+        anew, result = self.watch.run(values, states)
+        if anew:
+            self._start_over()
+        return result
+
+    def _start_over(self) -> None:
+        """More is known of the program: schedules are built and compared anew."""
+        self.program, self.text = self.watch.program, self.watch.text
+        self.recorded = True
+        self.schedules.clear()
+        self._asked = None
+        self.last = self._tuning = None
+
+    def tuning(self, eager: bool = True) -> Tuning:
+        """Which schedule comes next; made when the first iteration has been seen."""
+        if self._tuning is None:
+            shards = max((len(s) for s in self.shards().values()), default=1)
+            beside = bool(self.asynchronous())
+            fusable = None in self.optimizers().values()
+            self._tuning = Tuning(
+                self.options, shards, beside, self.log, eager, fusable, self._entry
+            )
+            self._tuning.forecast = self.forecast
+        return self._tuning
+
+    def _entry(self, space: Sequence[Decision | None]) -> Entry | None:
+        """Where the schedule that is settled on is kept for later runs, if anywhere."""
+        where = folder(knobs.current())
+        passes = PIPELINE if self.options.passes is None else self.options.passes
+        if where is None:
+            return None
+        about = {
+            "program": self.text,
+            "make": self.make,
+            "shards": self.shards(),
+            "asynchronous": sorted(self.asynchronous()),
+            "options": replace(self.options, passes=None, timeout=None),
+            "passes": [repr(one) for one in passes],
+            "candidates": [str(one) for one in space],
+        }
+        return Entry(where, self.program.name, about, self.log)
+
+    def forecast(self, decision: Decision) -> float | None:
+        """Seconds of an iteration of a schedule, predicted from the profile of program order;
+        ``None`` where program order was not profiled."""
+        base = self.profiling.of.get(Decision())
+        if base is None or not base.iteration_s:
+            return None
+        plan = self.build(decision).emitted.plan
+        if plan is None:
+            return None
+        shards = max((len(s) for s in self.shards().values()), default=1)
+        return forecast(base.profile, base.program, plan, base.machine, shards)
+
+    def shards(self) -> dict[str, tuple[int, ...]]:
+        """Rows of each shard of every simulator among the states, by the state's name."""
+        return {
+            name: tuple(int(s.num_envs) for s in env.shards())
+            for name, env in simulators(self.program.objects).items()
+            if callable(getattr(env, "shards", None))
+        }
+
+    def asynchronous(self) -> frozenset[str]:
+        """Simulators whose shards step beside the caller by themselves."""
+        return frozenset(
+            name
+            for name, env in simulators(self.program.objects).items()
+            if callable(getattr(env, "shards", None)) and all(s.native_async for s in env.shards())
+        )
+
+    def optimizers(self) -> dict[str, str | None]:
+        """Why steps of each optimizer can't be fused, by state name; ``None`` where they can."""
+        found = below(self.program.objects, lambda x: isinstance(x, torch.optim.Optimizer))
+        return {name: why_not_fused(optimizer) for name, optimizer in found.items()}
+
+    def context(self, decision: Decision, program: Program) -> PassContext:
+        """What passes may know while they rewrite ``program`` for one decision."""
+        return PassContext(
+            numerics=self.options.numerics,
+            options=decision,
+            shards=self.shards(),
+            asynchronous=self.asynchronous(),
+            probe=Prober(program, self.watch.examples, self.options.numerics == "bitwise"),
+            run_ahead=self.options.run_ahead,
+            memory_limit=self.options.memory_limit,
+            optimizers=self.optimizers(),
+            examples=self.watch.examples,
+        )
+
+    def build(self, decision: Decision) -> Schedule:
+        """The schedule of one decision under the settings in force; built once."""
+        now = knobs.current()
+        if self._asked is not None and self._asked[0] is decision and self._asked[1] is now:
+            return self._asked[2]
+        # what only matters while it runs is no reason to build it anew
+        settings = replace(now, interp=False, serial=False, trace=None, cache=knobs.AUTO)
+        key = (decision, settings, _changed(settings.edit))
+        found = self.schedules.get(key)
+        if found is None:
+            found = self.schedules[key] = self._built(decision, settings)
+        if now.edit is None:
+            self._asked = (decision, now, found)
+        return found
+
+    def _built(self, decision: Decision, settings: Settings) -> Schedule:
+        program = copy_program(self.program)
+        passes = PIPELINE if self.options.passes is None else self.options.passes
+        manager = PassManager.of(passes, settings)
+        folder = self._dump_folder(decision, settings)
+        manager.dump_dir = folder
+        history = manager.run(program, self.context(decision, program))
+        emitted = emit(program)
+        if folder is not None:
+            name = f"{program.name}.{len(history):02d}-emitted.py"
+            (folder / name).write_text(emitted.source, encoding="utf-8")
+        if settings.edit is not None:
+            emitted = self._edited(emitted, settings.edit)
+        return Schedule(decision, program, history, emitted, load(emitted))
+
+    def _dump_folder(self, decision: Decision, settings: Settings) -> Path | None:
+        if settings.dump is None:
+            return None
+        folder = Path(settings.dump) / self.folder
+        if not self.tuning().tuned:
+            return folder
+        # several schedules are built; each has a folder, or the last one would be all that is left
+        return folder / str(decision).replace("=", "-").replace(" ", "_")
+
+    def _edited(self, emitted: Emitted, path: str) -> Emitted:
+        found = edited(emitted, path)
+        if found is emitted:
+            other = copied_from(Path(path).read_text(encoding="utf-8"))
+            why = f"{path} is a copy of {other!r}, so it is not run here"
+            self.log.add(Remark("note", "edit", (), "other-program", why))
+        return found
+
+
+def _changed(path: str | None) -> int:
+    """When a file was last written, in nanoseconds; 0 for one that is not there."""
+    try:
+        return 0 if path is None else Path(path).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def simulators(objects: dict[str, Any]) -> dict[str, Any]:
+    """Simulators among the roots and one level below, by state name."""
+    return below(objects, is_simulator)
+
+
+def below(objects: dict[str, Any], wanted: Callable[[Any], bool]) -> dict[str, Any]:
+    """The wanted objects among the roots and one level below, by state name."""
+    found: dict[str, Any] = {}
+    for root, value in objects.items():
+        if wanted(value):
+            found[root] = value
+            continue
+        fields = getattr(value, "__dict__", None)
+        if isinstance(fields, dict) and not isinstance(
+            value, (torch.nn.Module, torch.optim.Optimizer)
+        ):
+            for key, inner in fields.items():
+                if wanted(inner):
+                    found[f"{root}.{key}"] = inner
+    return found
