@@ -16,8 +16,8 @@ from rose_compiler.base.recurrence import Recurrence
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import bodies, facts
 from rose_compiler.ir.effects import parse_entry
-from rose_compiler.ir.ops import Op, Signature
-from rose_compiler.ir.program import LoopView, Value, is_call, is_item, is_structure, op_of
+from rose_compiler.ir.ops import STATE, Op, Signature
+from rose_compiler.ir.program import LoopView, Value, is_call, is_item, op_of
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.ir.trips import Trips
 from rose_compiler.passes.base import Pass, context_of
@@ -47,23 +47,28 @@ class Scan(Pass):
                 rewrite.missed(loop.node, found)
         elif rewrite.spend():
             found = replace(found, of=replace(found.of, bitwise=bitwise))
+            try:
+                op = _operation(loop, found, rewrite)
+            except ValueError as stop:
+                rewrite.missed(loop.node, Blocker("unsupported-shape", str(stop)))
+                return
             count = len(found.of.trips)
             apart = found.before + found.after
             more = f", {apart} more as they stand" if apart else ""
             rewrite.applied(loop.node, f"{count} trips of {loop.label} at once{more}")
-            _replace(loop, found, rewrite)
+            _replace(loop, found, op, rewrite)
 
 
-def _replace(loop: LoopView, found: Match, rewrite: Rewriter) -> None:
+def _replace(loop: LoopView, found: Match, op: Op, rewrite: Rewriter) -> None:
     """Put the operation, and the trips at the ends, in the place of the loop."""
     carried: tuple[Value, ...] = loop.carried_init
     fixed = found.of.bounds is None
-    before, steady, behind = found.parts if fixed else ((), None, ())
+    before, _, behind = found.parts if fixed else ((), (), ())
     for t in before:
         carried = _trip(loop, t, carried, rewrite)
-    op = _operation(loop, found, steady, rewrite)
     bounds: tuple[Value, ...] = () if fixed else loop.bounds
-    like = next(n for n in loop.graph.nodes if n.op == "call_function" and not is_item(n))
+    calls = (n for n in loop.graph.nodes if n.op == "call_function")
+    like = next(n for n in calls if not is_item(n) and not is_call(n, STATE))
     picked = loop.result(0)
     name = picked.name if picked is not None and len(carried) == 1 else None
     node = rewrite.call(
@@ -107,8 +112,13 @@ def _trip(
     return tuple(known[v] if isinstance(v, fx.Node) else v for v in loop.carried_next)
 
 
-def _operation(loop: LoopView, found: Match, trips: range | None, rewrite: Rewriter) -> Op:
-    """The operation that computes the steady trips."""
+def _operation(loop: LoopView, found: Match, rewrite: Rewriter) -> Op:
+    """The operation that computes the steady trips, or all where their number was computed.
+
+    Raises:
+        ValueError: when the body's trips can't be run by themselves.
+    """
+    trips = found.parts[1] if found.of.bounds is None else None
     name = rewrite.program.ops.fresh(f"scan_{loop.label}")
     body = bodies.copied(loop.body, rewrite.program, {}, rewrite.pass_name)
     given = [n.name for n in (*loop.carried, *loop.captured_params)]
@@ -117,11 +127,11 @@ def _operation(loop: LoopView, found: Match, trips: range | None, rewrite: Rewri
     reads, writes = _entries(loop, found.of, named, False), _entries(loop, found.of, named, True)
     count = len(loop.carried)
     signature = Signature(name, params, reads, writes, results=count)
-    run = Trips(body, trips, count, name)
-    bound = all(op_of(n).bound for n in loop.graph.nodes if is_call(n) and not is_structure(n))
+    calls = [n for n in loop.graph.nodes if is_call(n) and not is_call(n, STATE)]
+    run = Trips(body, trips, count, name) if all(op_of(n).bound for n in calls) else None
     return Op(
         signature,
-        run if bound else None,
+        run,
         source=found.of.text,
         attributes={"recurrence": found.of},
     )

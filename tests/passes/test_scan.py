@@ -164,3 +164,23 @@ def test_fuel_and_leaving_it_out() -> None:
     assert PassManager([Scan()], fuel=0).run(parse(GAE)).rewrites == {"scan": 0}
     context = replace(PassContext(), numerics="close")
     assert PassManager([Scan()], names=("-scan",)).run(parse(GAE), context).rewrites == {}
+
+
+def test_modes_of_the_statements_hold_for_the_operation() -> None:
+    """Also where an object below a root, which has no modes, is the first of the body."""
+    text = GAE.replace(
+        "            both =", '            rewards = state(buf, "rewards")\n            both ='
+    )
+    text = text.replace("def step(alive, buf,", "def step(alive, rewards, buf,")
+    text = text.replace("step(alive, buf,", "step(alive, rewards, buf,").replace(
+        "# delta = buf.rewards", "# delta = rewards"
+    )
+    text = text.replace(
+        'reads=["buf.rewards[t]", "buf.values[t]"]', 'reads=["rewards[t]", "buf.values[t]"]'
+    )
+    program = parse(text)
+    for node in program.nodes():
+        if node.name == "rewards":
+            facts.put(node, context=())
+    PassManager([Scan()], verify=2).run(program)
+    assert [c.kind for c in facts.get(program.find("scan_for_t")).context] == ["no_grad"]
