@@ -109,7 +109,8 @@ class Unit:
         ``eager`` runs the user's own statements, where that is possible.
         """
         # what may change from one trip of the user's loop to the next is no guard's to see
-        if not self.recorded or (eager is None and not self.watch.knows(values)):
+        known = self.recorded and self.watch.settled
+        if not known or (eager is None and not self.watch.knows(values)):
             return self._watched(values, states)
         result = self._scheduled(values, states, runtime, eager)
         if self.watch.behind:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +13,13 @@ from rose_compiler.api.observing import Observer, contradict
 from rose_compiler.base import knobs
 from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.frontend.batches import annotate
+from rose_compiler.frontend.changes import Changes
 from rose_compiler.frontend.first_run import hold_back
 from rose_compiler.frontend.graphs import trace_runs
+from rose_compiler.frontend.names import StateNames
 from rose_compiler.frontend.record import Record, Recorder
+from rose_compiler.frontend.scalar import is_scalar
+from rose_compiler.frontend.source import is_user_type
 from rose_compiler.frontend.states import refine
 from rose_compiler.ir import bodies, interp
 from rose_compiler.ir.dump import dump
@@ -46,11 +50,18 @@ class Watch:
         self._later: list[Observer] = []
         self._observed: dict[fx.Node, tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self._kinds: set[tuple[type, ...]] = set()
+        self._attributes: list[tuple[Any, str]] = []
         self._looks = 0
 
     def knows(self, values: Mapping[str, Any]) -> bool:
         """Whether values of these types were seen: effects hang on them."""
         return _kinds(values) in self._kinds
+
+    @property
+    def settled(self) -> bool:
+        """Whether attributes that held numbers or text still do: a sum that starts at 0 may become
+        a tensor, which is then added to in place and shared by whoever holds it."""
+        return all(is_scalar(owner.__dict__.get(name)) for owner, name in self._attributes)
 
     @property
     def behind(self) -> bool:
@@ -62,6 +73,7 @@ class Watch:
         the result."""
         if self._looks >= MAX_LOOKS:
             return False, interp.run(self.captured, values, states)
+        self._attributes = list(_changing_scalars(self.captured))
         observer = self._observer()
         result = interp.run(self.captured, values, states, hooks=observer)
         self._kinds.add(_kinds(values))
@@ -141,6 +153,18 @@ def copy_program(program: Program) -> Program:
     )
     copy.root = bodies.copied(program.root, program, {}, "")
     return copy
+
+
+def _changing_scalars(program: Program) -> Iterator[tuple[Any, str]]:
+    """Attributes of objects of the user's that hold a number or text and may be assigned."""
+    known = (op.attributes.get("changes") for op in program.ops.by_name.values())
+    changes = next((c for c in known if isinstance(c, Changes)), None)
+    if changes is None:
+        return
+    for _, owner in StateNames(program.objects).things():
+        for name, value in list(getattr(owner, "__dict__", {}).items()):
+            if is_scalar(value) and is_user_type(type(owner)) and changes.attribute(owner, name):
+                yield owner, name
 
 
 def _kinds(values: Mapping[str, Any]) -> tuple[type, ...]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import rose_compiler
-from rose_compiler.ir import interp
+from rose_compiler.ir import facts, interp
 from rose_compiler.sim import ShardedEnv, TorchCartPole
 from rose_compiler.testing.capturing import difference
 
@@ -265,3 +265,38 @@ def test_what_never_ran_is_held_back():
     compiled = compare(after_a_warm_up, make)
     assert "first_run" in compiled.ir("captured")
     assert "never-run" in compiled.explain()
+
+
+class Sums:
+    def __init__(self):
+        self.loss = 0
+        self.best = None
+
+
+def sums_from_zero(net, optimizer, env, obs, steps, sums):
+    """The sum is a number at first, then a tensor that is added to in place."""
+    for step in range(steps):
+        obs, reward, ended, cut, info = env.step(obs)
+        loss = net(torch.as_tensor(obs, dtype=torch.float32)).pow(2).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        before = sums.loss
+        sums.loss += loss.detach()
+        if sums.best is None or reward > sums.best:
+            sums.best = reward
+        other = torch.ones(2)
+        reward = float(before) + float(other.sum())
+    return obs, reward
+
+
+def test_an_attribute_that_becomes_a_tensor_is_seen_to():
+    def make():
+        net, optimizer = parts()
+        env = Env()
+        return net, optimizer, env, env.reset()[0], 12, Sums()
+
+    compiled = compare(sums_from_zero, make)
+    unit = compiled._last.unit
+    read = [n for n in unit.program.nodes() if n.name.startswith("before")]
+    assert [facts.get(n).alias for n in read] == [("sums.loss",)]
