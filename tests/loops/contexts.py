@@ -104,7 +104,7 @@ def generator_iteration(model, optimizer, envs, obs, limits, events):  # type: i
 
 
 def run_generators(compile: Any, vectorize: Any) -> Any:
-    envs, model = vectorize([Reach] * 4), ActorCritic(4, 2)
+    envs, model = vectorize([Reach] * 8), ActorCritic(4, 2)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
     obs, limits = torch.from_numpy(envs.reset(seed=23)[0]), {"kl": 0.2}
     events: list[Any] = []
@@ -183,8 +183,8 @@ def mixed(cfg, model, ema, optimizer, scaler, envs, eval_env, obs, seen):  # typ
 
 
 def run_contexts(compile: Any, vectorize: Any) -> Any:
-    cfg = SimpleNamespace(steps=3, envs=4, amp=True)
-    envs, eval_env, model = vectorize([Reach] * 4), Reach(), ActorCritic(4, 2)
+    cfg = SimpleNamespace(steps=3, envs=8, amp=True)
+    envs, eval_env, model = vectorize([Reach] * 8), Reach(), ActorCritic(4, 2)
     ema = EMA(model, 0.9)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, nesterov=True, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
@@ -317,11 +317,11 @@ def dynamic(model, optimizer, envs, groups, size, log):  # type: ignore[no-untyp
 
 
 def run_retries(compile: Any, vectorize: Any) -> Any:
-    envs, model = vectorize([Reach] * 4), ActorCritic(4, 2)
+    envs, model = vectorize([Reach] * 8), ActorCritic(4, 2)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     log: list[Any] = []
     step = compile(dynamic)
-    losses = [step(model, optimizer, envs, 2, 2, log) for _ in range(ITERATIONS)]
+    losses = [step(model, optimizer, envs, 4, 2, log) for _ in range(ITERATIONS)]
     return model, optimizer, envs, log, losses
 
 
@@ -396,7 +396,7 @@ def run_evaluated(compile: Any, vectorize: Any) -> Any:
     run = SimpleNamespace(
         every=1, eval_every=2, updates=0, scores=[], best=-np.inf, checkpoint=None
     )
-    envs = vectorize([Reach] * 4)
+    envs = vectorize([Reach] * 8)
     eval_envs = gym.vector.SyncVectorEnv([Reach] * 2)
     model, norm = ActorCritic(4, 2), Normalizer(4)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -410,9 +410,9 @@ def run_evaluated(compile: Any, vectorize: Any) -> Any:
 
 
 SCRIPTS = [
-    Script("minibatches from a generator", run_generators, sharded=True),
-    Script("mixed contexts", run_contexts, sharded=True),
+    Script("minibatches from a generator", run_generators, sharded=True, applied=("split", "late")),
+    Script("mixed contexts", run_contexts, sharded=True, applied=("late",)),
     Script("a simulator of tensors", run_tensors),
     Script("retries until a batch is full", run_retries, sharded=True),
-    Script("evaluation and checkpoint every k", run_evaluated, sharded=True),
+    Script("evaluation and checkpoint every k", run_evaluated, sharded=True, applied=("late",)),
 ]

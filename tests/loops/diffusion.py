@@ -138,7 +138,7 @@ def dppo_iteration(cfg, actor, critic, actor_opt, critic_opt, venv, stats, prev_
 
 
 def run_dppo(compile: Any, vectorize: Any) -> Any:
-    cfg = SimpleNamespace(steps=4, envs=4, epochs=3, batch=24, scale=0.5, target_kl=0.02)
+    cfg = SimpleNamespace(steps=4, envs=8, epochs=3, batch=24, scale=0.5, target_kl=0.02)
     venv, actor = vectorize([Reach] * cfg.envs), DiffusionActor()
     critic = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     actor_opt = torch.optim.AdamW(actor.parameters(), lr=2e-2)
@@ -282,10 +282,10 @@ def vla_iteration(model, optimizer, scheduler, envs, episodes, tokens, obs, metr
 
 
 def run_vla(compile: Any, vectorize: Any) -> Any:
-    envs, model = vectorize([Tabletop] * 4), VLA()
+    envs, model = vectorize([Tabletop] * 8), VLA()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=8)
-    episodes, tokens = Episodes(12), torch.randint(0, 10, (4, 5))
+    episodes, tokens = Episodes(12), torch.randint(0, 10, (8, 5))
     obs = to_tensors(envs.reset(seed=6)[0])
     metrics: dict[str, list[float]] = {"loss": [], "norm": []}
     step = compile(vla_iteration)
@@ -295,6 +295,6 @@ def run_vla(compile: Any, vectorize: Any) -> Any:
 
 
 SCRIPTS = [
-    Script("DPPO, chains of denoising", run_dppo, sharded=True),
-    Script("flow-matching VLA", run_vla, sharded=True),
+    Script("DPPO, chains of denoising", run_dppo, sharded=True, applied=("late",)),
+    Script("flow-matching VLA", run_vla, sharded=True, applied=("late",)),
 ]

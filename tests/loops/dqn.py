@@ -89,7 +89,7 @@ def learn(learner: Learner, obs: np.ndarray, budget: int) -> np.ndarray:
 
 
 def run(compile: Any, vectorize: Any) -> Any:
-    learner = Learner(vectorize([with_statistics(Corridor)] * 4))
+    learner = Learner(vectorize([with_statistics(Corridor)] * 8))
     obs, _ = learner.envs.reset(seed=5)
     step = compile(learn)
     for _ in range(ITERATIONS):

@@ -113,7 +113,7 @@ def iteration(args, agent, optimizer, envs, buf, next_obs, next_done, next_lstm_
 
 def run(compile: Any, vectorize: Any) -> Any:
     args = SimpleNamespace(
-        num_steps=6, num_envs=4, num_minibatches=2, update_epochs=2, gamma=0.99, lam=0.95
+        num_steps=6, num_envs=8, num_minibatches=2, update_epochs=2, gamma=0.99, lam=0.95
     )
     envs = vectorize([Corridor] * args.num_envs)
     agent = RecurrentAgent(2, 2)
@@ -134,4 +134,4 @@ def run(compile: Any, vectorize: Any) -> Any:
     return args, agent, optimizer, envs, buf, next_obs, next_done, state, losses
 
 
-SCRIPTS = [Script("PPO with an LSTM", run, sharded=True, applied=("late",))]
+SCRIPTS = [Script("PPO with an LSTM", run, sharded=True, applied=("split", "defer", "late"))]

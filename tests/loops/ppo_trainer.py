@@ -142,7 +142,7 @@ class Trainer:
 
 
 def run(compile: Any, vectorize: Any) -> Any:
-    trainer = Trainer(vectorize([with_statistics(Reach)] * 4))
+    trainer = Trainer(vectorize([with_statistics(Reach)] * 8))
     step = compile(trainer.train_iteration)
     results = [step() for _ in range(ITERATIONS)]
     assert trainer.episode_returns, "no episode ended"

@@ -64,6 +64,6 @@ def run_groups(compile: Any, vectorize: Any) -> Any:
 SCRIPTS = [
     Script("PPO, a runner of classes", run_runner),
     Script("SAC", run_sac, sharded=True),
-    Script("imitation, evaluation every k", run_imitation, sharded=True),
+    Script("imitation, evaluation every k", run_imitation, sharded=True, applied=("late",)),
     Script("GRPO with a reference model", run_groups),
 ]

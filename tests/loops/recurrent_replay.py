@@ -84,7 +84,7 @@ def hindsight(policy, critic, policy_opt, critic_opt, envs, store, obs, losses):
 
 
 def run_hindsight(compile: Any, vectorize: Any) -> Any:
-    envs, store = vectorize([Reach] * 4), EpisodicStore(4, keep=6)
+    envs, store = vectorize([Reach] * 8), EpisodicStore(8, keep=6)
     policy, critic = nn.Linear(4, 2), nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
     policy_opt = torch.optim.SGD(policy.parameters(), lr=1e-2, momentum=0.9)
     critic_opt = torch.optim.Adam(critic.parameters(), lr=1e-2)
@@ -144,7 +144,7 @@ class Driver:
         self.online = RecurrentQ(envs.num_envs)
         self.target = RecurrentQ(envs.num_envs)
         self.target.load_state_dict(self.online.state_dict())
-        self.buffer = SequenceBuffer(12, self.length)
+        self.buffer = SequenceBuffer(24, self.length)
         self.optimizer = torch.optim.Adam(self.online.parameters(), lr=5e-3)
         self.generator = torch.Generator().manual_seed(3)
         self.obs = torch.from_numpy(envs.reset(seed=17)[0])
@@ -198,7 +198,7 @@ class Driver:
 
 
 def run_sequences(compile: Any, vectorize: Any) -> Any:
-    driver = Driver(vectorize([Corridor] * 4))
+    driver = Driver(vectorize([Corridor] * 8))
     go = compile(driver.run)
     losses = go(2)
     driver.online.hidden.zero_()  # between calls, as an evaluation would
@@ -279,7 +279,7 @@ def prioritized(net, optimizer, envs, memory, obs, beta):  # type: ignore[no-unt
 
 
 def run_prioritized(compile: Any, vectorize: Any) -> Any:
-    envs, memory = vectorize([Corridor] * 4), SumTree(16)
+    envs, memory = vectorize([Corridor] * 8), SumTree(16)
     net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     obs, beta, all_errors = envs.reset(seed=19)[0], 0.4, []
@@ -292,6 +292,6 @@ def run_prioritized(compile: Any, vectorize: Any) -> Any:
 
 SCRIPTS = [
     Script("episodic store, goals relabelled", run_hindsight, sharded=True),
-    Script("recurrent policy, sequences replayed", run_sequences, sharded=True),
+    Script("recurrent policy, sequences replayed", run_sequences, sharded=True, applied=("late",)),
     Script("prioritized replay", run_prioritized, sharded=True),
 ]

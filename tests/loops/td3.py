@@ -127,7 +127,7 @@ def iteration(agent: TD3, envs: Any, replay: Replay, obs: np.ndarray, explore: A
 
 def run(compile: Any, vectorize: Any) -> Any:
     agent, replay, explore = TD3(), Replay(30, 1), np.random.default_rng(2)
-    envs = vectorize([Reach] * 4)
+    envs = vectorize([Reach] * 8)
     obs, _ = envs.reset(seed=2)
     step, losses = compile(iteration), []
     for _ in range(ITERATIONS):

@@ -90,7 +90,7 @@ def iteration(envs, actor, learner, optimizer, obs, number, stats):  # type: ign
 
 
 def run(compile: Any, vectorize: Any) -> Any:
-    envs, learner = vectorize([Corridor] * 4), Net()
+    envs, learner = vectorize([Corridor] * 8), Net()
     actor = copy.deepcopy(learner)
     optimizer = torch.optim.RMSprop(learner.parameters(), lr=1e-2, momentum=0.1)
     obs = torch.from_numpy(np.asarray(envs.reset(seed=8)[0]))
