@@ -155,8 +155,9 @@ class EpisodeBuffer:
         obs, action, reward = zip(*td, strict=True)
         episode = {"obs": torch.stack(obs), "action": torch.stack(action)}
         episode["reward"] = torch.stack(reward)
-        self.episodes.append(episode)
-        self.num_eps += 1
+        if len(td) > 3:  # of shorter ones no stretch can be drawn
+            self.episodes.append(episode)
+            self.num_eps += 1
         return self.num_eps
 
     def sample(self, batch: int, horizon: int) -> tuple[torch.Tensor, ...]:
