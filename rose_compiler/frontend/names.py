@@ -66,7 +66,9 @@ class StateNames:
         for name, optimizer in list(self.optimizers.items()):
             owned = [p for group in optimizer.param_groups for p in group["params"]]
             for number, tensor in enumerate(owned):
-                self._leaf(f"{name}.params.{number}", None, tensor)
+                # what an optimizer does to the parameters of modules is known: no link to them
+                if id(tensor) not in self.names:
+                    self._leaf(f"{name}.params.{number}", None, tensor)
 
     def _enter(self, name: str, path: str | None, value: Any) -> list[tuple[str, str | None, Any]]:
         if is_scalar(value) or isinstance(value, _OPAQUE) or callable_only(value):

@@ -128,3 +128,9 @@ def test_other_names_of_what_a_path_leads_to():
     assert "w.first" in names.linked("w.parts")
     assert "w.first" not in names.linked("w.parts", items=False)
     assert names.linked("w.t") == []
+
+
+def test_reading_an_optimizer_reads_no_parameter():
+    net = torch.nn.Linear(2, 2)
+    names = StateNames({"net": net, "optimizer": torch.optim.SGD(net.parameters(), lr=0.1)})
+    assert names.linked("optimizer") == []
