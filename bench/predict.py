@@ -53,7 +53,7 @@ class Measured:
         self.last = unit.profiling.last
         self.shards = max((len(s) for s in unit.shards().values()), default=1)
         self.seconds = float(np.median(seconds))
-        self.cost: CostModel = unit.profiling.cost()
+        self.cost: CostModel = compiled.cost
         compiled.close()
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from rose_compiler.api.costing import CostModel
 from rose_compiler.api.options import Options
 from rose_compiler.api.quotas import plan_quotas
 from rose_compiler.api.reporting import write_report
@@ -185,9 +186,8 @@ class Compiled:
         """
         width = shutil.get_terminal_size((100, 24)).columns if width is None else width
         if topic == "cost":
-            profiling = self._require().unit.profiling
-            cost = profiling.cost()
-            return f"{self.__name__}: schedule [{profiling.latest}]\n{cost.render(width)}"
+            text = self.cost.render(width)
+            return f"{self.__name__}: schedule [{self._require().unit.profiling.latest}]\n{text}"
         if topic is not None:
             raise fail(
                 "config-argument",
@@ -223,6 +223,15 @@ class Compiled:
             ConfigError: when no iteration was profiled yet.
         """
         return self._require().unit.profiling.last.profile
+
+    @property
+    def cost(self) -> CostModel:
+        """The cost model of the schedule that was profiled last: formula, prediction, bound.
+
+        Raises:
+            ConfigError: when no iteration was profiled yet.
+        """
+        return self._require().unit.profiling.cost()
 
     def profile_next(self, iterations: int = 1) -> None:
         """Have the next iterations profiled, as far as they run a schedule. Without being asked,

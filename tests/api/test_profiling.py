@@ -116,7 +116,8 @@ def test_the_cost_of_a_schedule_is_a_formula(training: Training) -> None:
     assert "RecMII" in text
     with pytest.raises(ConfigError, match="explain"):
         fast.explain("costs")
-    model = fast._last.unit.profiling.cost()
+    model = fast.cost
+    assert model.formula.seconds(T_for_t=8) > model.formula.seconds()
     assert model.formula.seconds() == pytest.approx(model.prediction.seconds)
     assert 0 < model.bound.seconds <= model.prediction.seconds * 1.001
     # every operation is in the model, once
