@@ -46,6 +46,7 @@ class StateNames:
         # a path to what has another name; true where it is an item of the container named so
         self.links: dict[str, dict[str, bool]] = {}
         self._items: set[tuple[str, int]] = set()
+        self._schedulers: set[str] = set()
         self._inside: dict[int, tuple[str, str]] = {}  # submodules: the module named, and the path
         self._keep: list[Any] = []
         self._ranges: tuple[int, np.ndarray, np.ndarray] | None = None
@@ -98,6 +99,8 @@ class StateNames:
         if isinstance(value, _CONTAINERS):
             return self._container(name, path, value)
         below = list(fields_of(value))
+        if isinstance(value, torch.optim.lr_scheduler.LRScheduler):
+            self._schedulers.add(name)  # what it does to its optimizer is known: no link to it
         if not is_user_type(type(value)) and type(value).__module__ not in ("types", "argparse"):
             self.opaque.add(name)
         return [(f"{name}.{k}", _join(path, k), v) for k, v in below]
@@ -157,7 +160,7 @@ class StateNames:
         return below
 
     def _link(self, name: str, other: str, *, item: bool = False) -> None:
-        if other != name:
+        if other != name and name.rpartition(".")[0] not in self._schedulers:
             known = self.links.setdefault(name, {})
             known[other] = known.get(other, True) and item
 

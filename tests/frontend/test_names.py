@@ -130,7 +130,9 @@ def test_other_names_of_what_a_path_leads_to():
     assert names.linked("w.t") == []
 
 
-def test_reading_an_optimizer_reads_no_parameter():
+def test_optimizers_and_their_schedulers_are_known_without_links():
     net = torch.nn.Linear(2, 2)
-    names = StateNames({"net": net, "optimizer": torch.optim.SGD(net.parameters(), lr=0.1)})
-    assert names.linked("optimizer") == []
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    names = StateNames({"net": net, "scheduler": scheduler, "optimizer": optimizer})
+    assert names.linked("optimizer") == names.linked("scheduler") == []
