@@ -35,7 +35,9 @@ from rose_compiler.frontend.known_base import (
 )
 
 HOST_WRITE = KnownEffects(reads=("host",), writes=("host",), kind="log")
-CLOCK = KnownEffects(reads=("host",), kind="clock", may_raise=False)
+# a reading of the clock is never the same twice: as a write it can't be hoisted, dropped or shared,
+# and keeps its place among output
+CLOCK = KnownEffects(reads=("host",), writes=("host",), kind="clock", may_raise=False)
 PYTHON_DRAW = KnownEffects(reads=("rng:python",), writes=("rng:python",), kind="draw")
 
 # Types whose own methods run no code of the user's when compared, converted, hashed or measured.
