@@ -16,6 +16,7 @@ from rose_compiler.frontend.groups import Groups
 from rose_compiler.frontend.known import graph_leaves
 from rose_compiler.frontend.names import StateNames, array_range, tensor_range
 from rose_compiler.ir import facts
+from rose_compiler.ir.effects import OUTSIDE
 from rose_compiler.ir.facts import Spec
 from rose_compiler.ir.interp import Hooks
 from rose_compiler.ir.ops import UNBOUND
@@ -298,7 +299,7 @@ def find_aliases(program: Program, record: Record) -> None:
                 n += 1
             taken.add(f"{name}_{n}")
             lasting = any(_same_again(record.results[m]) for m in members)
-            shared = {f"outside.{name}_{n}" if lasting else f"%{name}_{n}": None}
+            shared = {f"{OUTSIDE}.{name}_{n}" if lasting else f"%{name}_{n}": None}
         for node in members:
             facts.put(node, alias=tuple(shared))
 

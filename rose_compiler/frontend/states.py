@@ -50,8 +50,9 @@ def refine(program: Program, record: Record, log: RemarkLog) -> None:
     source tells all: the types of their inputs are not known otherwise.
     """
     name_states(program, record)
-    find_aliases(program, record)
+    # first, so that who shares memory with a step's results is known to lie in the same buffers
     mark_step_results(program, record)
+    find_aliases(program, record)
     trained: set[str] = set()
     for node in _walked(program):
         if node not in record.examples:  # whatever an earlier look at it found

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch.fx as fx
 
 from rose_compiler.ir import facts, program
-from rose_compiler.ir.effects import EVERYTHING, GLOBAL_STATES, parse_entry
+from rose_compiler.ir.effects import EVERYTHING, GLOBAL_STATES, OUTSIDE, parse_entry
 from rose_compiler.ir.ops import APPEND, LOOP, SHARD, STATE, Op
 from rose_compiler.ir.program import LoopView, Value, is_call
 from rose_compiler.ir.scope import nodes_in, root_of
@@ -120,7 +120,7 @@ def _signature(op: Op, roots: set[str]) -> Iterator[Fault]:
         absolute = entry.absolute
         if absolute is not None:
             root = absolute.split(".")[0]
-            known = root in roots or root in GLOBAL_STATES or root.startswith("%")
+            known = root in (*roots, *GLOBAL_STATES, OUTSIDE) or root.startswith("%")
         if not known and not entry.root.startswith("rng:"):
             yield Fault(f"an effect of {op.name!r} on {entry.root!r}", None, params, text)
     for name, axis in op.signature.batch or ():

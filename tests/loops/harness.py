@@ -27,6 +27,8 @@ from tests.loops.bits import bits, differing, generators
 
 #: Two shards advance apart, work that no step waits for lies behind steps, values are collected.
 SHARDED = Decision(groups=2, late="shadow", defer=True)
+#: The same for a simulator in one piece, which steps on a thread.
+THREADED = Decision(late="shadow", defer=True, lanes="thread")
 ITERATIONS = 4
 
 Vectorize = Callable[[Sequence[Callable[[], gym.Env]]], Any]

@@ -6,6 +6,7 @@ from tests.loops import (
     contexts,
     diffusion,
     dqn,
+    hazards,
     lstm_ppo,
     ppo_script,
     ppo_trainer,
@@ -29,5 +30,6 @@ MODULES = (
     world_model,
     recurrent_replay,
     contexts,
+    hazards,
 )
 SCRIPTS: list[Script] = [script for module in MODULES for script in module.SCRIPTS]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.loops.harness import SHARDED, Script, check
+from tests.loops.harness import SHARDED, THREADED, Script, check
 from tests.loops.registry import SCRIPTS
 
 
@@ -23,3 +23,8 @@ def test_trains_the_same(script: Script) -> None:
 )
 def test_trains_the_same_in_shards(script: Script) -> None:
     check(script, SHARDED)
+
+
+@pytest.mark.parametrize("script", [_marked(s, s.fault) for s in SCRIPTS if not s.sharded])
+def test_trains_the_same_with_its_simulator_on_a_thread(script: Script) -> None:
+    check(script, THREADED)
