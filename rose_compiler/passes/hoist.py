@@ -11,6 +11,7 @@ from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import bodies, facts
 from rose_compiler.ir.deps import Dependences, place, title
 from rose_compiler.ir.effects import related
+from rose_compiler.ir.facts import Spec
 from rose_compiler.ir.motion import pinned
 from rose_compiler.ir.ops import STATE
 from rose_compiler.ir.program import LoopView, is_call, is_structure, op_of
@@ -52,6 +53,14 @@ class HoistInvariant(Pass):
                 f"nothing is known of what {title(node)} reads and writes",
                 "declare its reads and writes with `rose_compiler.component` or `declare`",
             )
+        if _records(facts.get(node).spec):
+            return Blocker(
+                "grad-graph",
+                f"{title(node)} records gradients: one graph for all trips could be gone back "
+                "through once, and would add gradients up in another order",
+                "`with torch.no_grad():` around it, if no gradient is wanted",
+                where=where,
+            )
         if held := pinned(deps, node):
             other, _ = held
             return Blocker(
@@ -74,6 +83,10 @@ class HoistInvariant(Pass):
                     "a number of trips that is known and above zero",
                 )
         return None
+
+
+def _records(spec: Spec | None) -> bool:
+    return spec is not None and (spec.requires_grad or any(map(_records, spec.items)))
 
 
 def candidate(loop: LoopView, node: fx.Node) -> bool:

@@ -75,7 +75,7 @@ def in_shards(env_fns: Sequence[Callable[[], gym.Env]]) -> Any:
 
 def eager(script: Script, vectorize: Vectorize = sync) -> Trained:
     """The script as its author runs it."""
-    return _train(script, lambda fn: fn, vectorize, [])
+    return train(script, lambda fn: fn, vectorize, [])
 
 
 @contextlib.contextmanager
@@ -97,15 +97,16 @@ def compiled(script: Script, decision: Decision | None = None) -> Iterator[Train
 
         vectorize = sync if decision is None else in_shards
         try:
-            yield _train(script, compile, vectorize, functions)
+            yield train(script, compile, vectorize, functions)
         finally:
             for one in functions:
                 one.close()
 
 
-def _train(
+def train(
     script: Script, compile: Callable[[Any], Any], vectorize: Vectorize, functions: list[Compiled]
 ) -> Trained:
+    """A run of the script with this ``compile``, which notes in ``functions`` what it made."""
     made: list[Any] = []
 
     def remember(env_fns: Sequence[Callable[[], gym.Env]]) -> Any:
