@@ -20,6 +20,7 @@ def run(name: str, folder: Path, *arguments: str) -> str:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ROSE_")}
     # rich asks for the width; one thread each, since tests run beside others
     environment |= dict([marker.split("=")], COLUMNS="120", OMP_NUM_THREADS="1")
+    environment["ROSE_CACHE"] = "0"  # an earlier run's schedule would leave nothing to try
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / name), *arguments],
         cwd=folder,
