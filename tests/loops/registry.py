@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.loops import (
+    actor_critic,
     contexts,
     diffusion,
     dqn,
@@ -31,5 +32,6 @@ MODULES = (
     recurrent_replay,
     contexts,
     hazards,
+    actor_critic,
 )
 SCRIPTS: list[Script] = [script for module in MODULES for script in module.SCRIPTS]
