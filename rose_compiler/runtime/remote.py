@@ -55,9 +55,10 @@ class ShardLane:
         if self._spans is not None and self._timed is None and hasattr(shard, "timed"):
             self._timed = shard
             shard.timed(True)
+        start = perf_counter()  # the shard may have begun before the next line runs
         shard.step_async(action)
         packed = packed and hasattr(shard, "step_wait_packed")
-        self._running = task = ShardTask(self, site, shard, packed)
+        self._running = task = ShardTask(self, site, shard, packed, start)
         return task
 
     def _collect(self) -> None:
@@ -95,11 +96,11 @@ class ShardTask(Task):
 
     __slots__ = ("packed", "shard", "start")
 
-    def __init__(self, lane: ShardLane, site: int, shard: Any, packed: bool) -> None:
+    def __init__(self, lane: ShardLane, site: int, shard: Any, packed: bool, start: float) -> None:
         super().__init__(lane, site)
         self.shard = shard
         self.packed = packed
-        self.start = perf_counter()
+        self.start = start
 
     def wait(self) -> Any:
         if not self.done:
