@@ -135,7 +135,7 @@ class _Bounder:
                 # what runs seldom, in an arm, counts for the share of trips in which it does
                 times = self.times.get(key, 1.0)
                 latency[node] = times * self.costs[key].run_s
-                # threads that spin while they wait count as busy: one core at most is taken for work
+                # threads that spin while they wait look busy: one core at most counts as work
                 more = times * min(self.costs[key].work_s, self.costs[key].run_s)
             work += more
         edges = [
