@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import hypothesis
 import pytest
@@ -10,6 +11,10 @@ import torch
 
 # no test reads or writes the user's cache; those about it name a folder of their own
 os.environ["ROSE_CACHE"] = "0"
+
+# started in the background of a shell, this process ignores Ctrl-C, and those it starts would too
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile(
     "rose",
