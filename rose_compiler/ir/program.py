@@ -62,10 +62,12 @@ def body_of(node: fx.Node, attribute: fx.Node) -> fx.GraphModule:
 
 
 def placeholders(graph: fx.Graph) -> list[fx.Node]:
+    """The inputs of a graph, in order."""
     return [n for n in graph.nodes if n.op == "placeholder"]
 
 
 def output_node(graph: fx.Graph) -> fx.Node:
+    """The node that a graph returns by."""
     return next(n for n in reversed(graph.nodes) if n.op == "output")
 
 
@@ -229,6 +231,7 @@ def _inner_first(module: fx.GraphModule) -> Iterator[fx.Graph]:
 
 
 def is_exit(node: fx.Node) -> bool:
+    """Whether a node may leave its loop, or end its trip."""
     return is_call(node, BREAK_IF) or is_call(node, CONTINUE_IF)
 
 

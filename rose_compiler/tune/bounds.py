@@ -79,8 +79,8 @@ class Bound:
     """The lower bound of an iteration: the critical path, and the work over the capacity.
 
     Loops are taken as wholes: a schedule that runs a loop beside what follows it may go below.
-    An operation counts as work of one core at most, since a clock can't tell work from threads that
-    spin: with several threads an operation the bound is lower than it could be.
+    An operation counts as work of one core at most, since the process's clock holds the time of
+    other threads too: with several threads an operation the bound is lower than it could be.
     """
 
     critical_s: float
@@ -135,7 +135,7 @@ class _Bounder:
                 # what runs seldom, in an arm, counts for the share of trips in which it does
                 times = self.times.get(key, 1.0)
                 latency[node] = times * self.costs[key].run_s
-                # threads that spin while they wait look busy: one core at most counts as work
+                # the process's clock counts other threads too: one core at most is an operation's own
                 more = times * min(self.costs[key].work_s, self.costs[key].run_s)
             work += more
         edges = [
