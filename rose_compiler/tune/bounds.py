@@ -135,7 +135,7 @@ class _Bounder:
                 # what runs seldom, in an arm, counts for the share of trips in which it does
                 times = self.times.get(key, 1.0)
                 latency[node] = times * self.costs[key].run_s
-                # the process's clock counts other threads too: one core at most is an operation's own
+                # the process's clock counts other threads too: at most one core is its own
                 more = times * min(self.costs[key].work_s, self.costs[key].run_s)
             work += more
         edges = [

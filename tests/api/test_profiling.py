@@ -185,8 +185,8 @@ def test_what_was_kept_and_what_was_not_come_with_figures(training: Training) ->
     training.run(fast, 2)
     chooser = fast._last.unit.tuning()._chooser
     chooser.trial_s, chooser.budget_trips = 0.0, 40
-    training.run(fast, 45)
-    assert fast.settled
+    while not fast.settled:  # what runs later may look like drift, and then be tried again
+        training.run(fast, 1)
     tuned = [r for r in fast._log if r.pass_name == "tune"]
     rejected = [r for r in tuned if r.code == "measured-slower"]
     assert rejected
