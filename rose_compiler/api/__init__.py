@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rose_compiler.api.compiled import Compiled
-from rose_compiler.api.options import make_options
+from rose_compiler.api.options import TUNE_BUDGET, make_options
 
 __all__ = ["Compiled", "compile"]
 
@@ -21,9 +21,11 @@ def compile(
     backend: str = "auto",
     tune: bool | str | Path = True,
     check: bool = False,
-    memory_limit: int | None = None,
+    memory_limit: int | str | None = None,
     timeout: float | None = None,
     run_ahead: bool = True,
+    tune_budget: float = TUNE_BUDGET,
+    iterations: int | None = None,
 ) -> Any:
     """Compile a training loop. Works as a decorator too, on functions and methods.
 
@@ -44,6 +46,9 @@ def compile(
         memory_limit: bytes that values collected over a loop may take; no limit by default.
         timeout: seconds to wait for a lane before giving up with an error; no limit by default.
         run_ahead: start operations before an earlier one that may raise has ended.
+        tune_budget: seconds of iterations that tuning may take; what it knows by then decides.
+        iterations: how many the run will have, if that is known: tuning takes at most a tenth of
+            them. Of a whole loop over ``range`` it is known without being said.
 
     Returns:
         A :class:`Compiled`, called like ``fn``.
@@ -63,6 +68,8 @@ def compile(
         memory_limit=memory_limit,
         timeout=timeout,
         run_ahead=run_ahead,
+        tune_budget=tune_budget,
+        iterations=iterations,
     )
     if fn is None:
         return lambda function: Compiled(function, options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,11 +11,14 @@ from rose_compiler.api.quotas import VIRTUAL
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import RoseError, fail, nearest
 from rose_compiler.base.machine import load_machine
+from rose_compiler.base.sizes import parse_bytes
 from rose_compiler.passes.base import Pass
 
 Numerics = Literal["close", "bitwise"]
 _NUMERICS = ("close", "bitwise")
 _BACKENDS = ("auto", "cpu", "cuda")
+#: Seconds of training iterations that tuning takes at most, where nothing else is said.
+TUNE_BUDGET = 120.0
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,13 @@ class Options:
     memory_limit: int | None = None
     timeout: float | None = None
     run_ahead: bool = True
+    tune_budget: float = TUNE_BUDGET
+    iterations: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def asked(self) -> Options:
+        """What schedules hang on: without what only says how long to look for them."""
+        return replace(self, passes=None, timeout=None, tune_budget=TUNE_BUDGET, iterations=None)
 
 
 def make_options(
@@ -45,9 +54,11 @@ def make_options(
     backend: str,
     tune: bool | str | Path,
     check: bool,
-    memory_limit: int | None,
+    memory_limit: int | str | None,
     timeout: float | None,
     run_ahead: bool,
+    tune_budget: float = TUNE_BUDGET,
+    iterations: int | None = None,
 ) -> Options:
     """Check the arguments of ``compile``.
 
@@ -83,14 +94,26 @@ def make_options(
             expected="one of " + ", ".join(map(repr, _BACKENDS)) + ", 'virtual:' and a machine",
             found=repr(backend),
         )
-    for name, value in (("memory_limit", memory_limit), ("timeout", timeout)):
-        if value is not None and (
+    if iterations is not None and (
+        isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1
+    ):
+        raise fail(
+            "config-argument",
+            f"iterations={iterations!r}",
+            expected="a positive whole number or None",
+            found=repr(iterations),
+        )
+    if isinstance(memory_limit, str):
+        memory_limit = _bytes(memory_limit)
+    numbers = (("memory_limit", memory_limit), ("timeout", timeout), ("tune_budget", tune_budget))
+    for name, value in numbers:
+        if (value is not None or name == "tune_budget") and (
             isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0
         ):
             raise fail(
                 "config-argument",
                 f"{name}={value!r}",
-                expected="a positive number or None",
+                expected="a positive number" + (" or None" if name != "tune_budget" else ""),
                 found=repr(value),
             )
     decision = None
@@ -114,7 +137,21 @@ def make_options(
         memory_limit,
         timeout,
         run_ahead,
+        tune_budget,
+        iterations,
     )
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise fail(
+            "config-argument",
+            f"memory_limit={text!r}",
+            expected="bytes as a positive number, or text such as '2GiB'",
+            found=repr(text),
+        ) from error
 
 
 def _passes(given: Any) -> tuple[Pass, ...]:

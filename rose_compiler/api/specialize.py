@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any
 
 import torch.fx as fx
@@ -97,6 +97,13 @@ class _Trips(interp.Interpreter):
         self.runtime = runtime
         self._values: dict[fx.Node, dict[str, int]] = {}  # where each value of a trip stands
 
+    def _loop(self, node: fx.Node, env: interp.Environment) -> tuple[Any, ...]:
+        unit = self.of.trip_unit(node)
+        if unit is not None:
+            bounds = self._read(env, LoopView(node).bounds)
+            unit.expect(_length(bounds))
+        return super()._loop(node, env)
+
     def trip(self, loop: fx.Node, number: int, inputs: tuple[Any, ...]) -> interp.Outcome:
         unit = self.of.trip_unit(loop)
         if unit is None:
@@ -108,3 +115,10 @@ class _Trips(interp.Interpreter):
         values = {name: inputs[k] for name, k in self._values[loop].items()}
         *carried, broke = unit.run(values, self.arguments.states, self.runtime, None)
         return interp.Outcome("break" if broke else "end", tuple(carried))
+
+
+def _length(bounds: tuple[Any, ...]) -> int:
+    """How many trips a loop of these bounds makes; 0 where that can't be said beforehand."""
+    if len(bounds) == 3:
+        return len(range(*bounds))
+    return len(bounds[0]) if bounds and isinstance(bounds[0], Sized) else 0

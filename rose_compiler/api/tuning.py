@@ -10,6 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rose_compiler.api.cache import Entry
 from rose_compiler.api.options import Options
+from rose_compiler.api.progress import Progress
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import RoseError
@@ -51,6 +52,7 @@ class Tuning:
         self.seconds = 0.0
         self._shown = False
         self._work = WorkMeter()
+        self.progress = Progress()
         #: Seconds that an iteration of a schedule should take, where that can be said.
         self.forecast: Callable[[Decision], float | None] = lambda _: None
         self._chooser: Chooser | None = None
@@ -73,12 +75,17 @@ class Tuning:
             eager=eager,
             fuse=fuse,
         )
-        self._chooser = Chooser(space)
+        self._chooser = Chooser(space, budget_s=options.tune_budget)
         self._entry = stored(space)
         kept = None if self._entry is None else self._entry.load(space)
         if kept is not None:
             self._adopted = True
             self._chooser.adopt(kept, "an earlier run settled on it")
+
+    def limit(self, iterations: int) -> None:
+        """Let tuning take no more than its share of so many iterations; 0: it is not known."""
+        if self._chooser is not None and iterations:
+            self._chooser.limit(iterations)
 
     @property
     def trying(self) -> bool:
@@ -127,6 +134,7 @@ class Tuning:
             chooser.skip(seconds)
         if searching:
             self.seconds += seconds
+            self.progress.show(chooser)
         if searching and chooser.settled:
             self._remember()
             if self._entry is not None and not chooser.ended_early:
@@ -158,6 +166,7 @@ class Tuning:
         can't be run again another way. Only if it comes from the emitted code, or memory ran out,
         is it held against the schedule."""
         self._work.stop()
+        self.progress.close()
         if emitted is None:
             return
         out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)

@@ -13,6 +13,7 @@ import torch
 from rose_compiler.api.cache import Entry, folder
 from rose_compiler.api.checking import Checker
 from rose_compiler.api.costing import forecast
+from rose_compiler.api.objects import below, simulators
 from rose_compiler.api.options import Options
 from rose_compiler.api.probing import Prober
 from rose_compiler.api.profiling import Profiling
@@ -26,7 +27,6 @@ from rose_compiler.base.remarks import Remark, RemarkLog
 from rose_compiler.codegen.emit import Emitted, emit
 from rose_compiler.codegen.load import copied_from, edited, load
 from rose_compiler.codegen.timed import Timer
-from rose_compiler.frontend.components import is_simulator
 from rose_compiler.ir import interp
 from rose_compiler.ir.program import Program
 from rose_compiler.passes.base import PassContext
@@ -90,6 +90,7 @@ class Unit:
         self.recorded = False
         self.checked = 0  # comparisons of the last iteration in checking mode
         self.make: Any = None  # of the arguments: types, shapes, devices
+        self.trips = 0  # iterations that are known to come, as far as loops say
         self.folder = ""  # below the one that ROSE_DUMP names
         self.last: Schedule | None = None
         self.schedules: dict[tuple[Decision, Settings, int], Schedule] = {}
@@ -251,8 +252,16 @@ class Unit:
             self._tuning = Tuning(
                 self.options, shards, beside, self.log, eager, fusable, self._entry
             )
+            self._tuning.progress.name = self.program.name
             self._tuning.forecast = self.forecast
+            self._tuning.limit(self.options.iterations or self.trips)
         return self._tuning
+
+    def expect(self, trips: int) -> None:
+        """A loop is about to make this many trips of the unit."""
+        self.trips += trips
+        if self._tuning is not None:
+            self._tuning.limit(self.options.iterations or self.trips)
 
     def _entry(self, space: Sequence[Decision | None]) -> Entry | None:
         """Where the schedule that is settled on is kept for later runs, if anywhere."""
@@ -265,7 +274,7 @@ class Unit:
             "make": self.make,
             "shards": self.shards(),
             "asynchronous": sorted(self.asynchronous()),
-            "options": replace(self.options, passes=None, timeout=None),
+            "options": self.options.asked(),
             "passes": [repr(one) for one in passes],
             "candidates": [str(one) for one in space],
         }
@@ -372,25 +381,3 @@ def _changed(path: str | None) -> int:
         return 0 if path is None else Path(path).stat().st_mtime_ns
     except OSError:
         return 0
-
-
-def simulators(objects: dict[str, Any]) -> dict[str, Any]:
-    """Simulators among the roots and one level below, by state name."""
-    return below(objects, is_simulator)
-
-
-def below(objects: dict[str, Any], wanted: Callable[[Any], bool]) -> dict[str, Any]:
-    """The wanted objects among the roots and one level below, by state name."""
-    found: dict[str, Any] = {}
-    for root, value in objects.items():
-        if wanted(value):
-            found[root] = value
-            continue
-        fields = getattr(value, "__dict__", None)
-        if isinstance(fields, dict) and not isinstance(
-            value, (torch.nn.Module, torch.optim.Optimizer)
-        ):
-            for key, inner in fields.items():
-                if wanted(inner):
-                    found[f"{root}.{key}"] = inner
-    return found

@@ -37,6 +37,7 @@ class Settings:
     trace: str | None = None
     edit: str | None = None
     cache: str = AUTO
+    progress: bool = True
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,7 @@ _LIST = (
         "folder, 0 keeps nothing",
         _folder,
     ),
+    ("progress", _FLAG, "show how tuning goes on, where standard error is a terminal", _flag),
 )
 
 #: Every setting by its name in lower case, without the prefix.

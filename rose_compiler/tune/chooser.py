@@ -3,11 +3,13 @@
 A trial is as many consecutive iterations as last ``trial_s``. All candidates are seen once and the
 hopeless ones dropped; the rest challenge the best in turn, in the order ABBA, so that a drift of
 the machine hits both; what is compared is the ratio of neighbours. The last champion meets eager
-the same way and stays only if it is faster beyond doubt.
+the same way and stays only if it is faster beyond doubt. What was so much slower in its first
+trial that noise can't be the reason is not compared at all.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,6 +27,12 @@ PAIRS = 6
 FINAL_PAIRS = 8
 #: By how much the median must win, the interval lying above 1 besides.
 MARGIN = 0.01
+#: Standard deviations by which a first trial may be the slower one by chance.
+CHANCE = 2.0
+#: Noise of a trial, as a share, below which it is not believed to lie.
+LEAST_NOISE = 0.01
+#: Share of a run of known length that tuning may take, and of a training so far.
+SHARE = 0.1
 #: An interval that lies above this ends a duel before all pairs have run.
 EARLY = 1.04
 
@@ -76,8 +84,9 @@ class Chooser:
     Args:
         candidates: the schedules, a handful.
         trial_s: seconds a trial lasts at least.
-        budget_s: seconds of iterations after which the search ends with what it knows.
-        budget_trips: iterations after which it ends.
+        budget_s: seconds of iterations after which the search ends with what it knows. A search
+            that a drift begins anew may go on to :data:`SHARE` of all iterations so far.
+        budget_trips: iterations after which it ends, for good.
     """
 
     def __init__(
@@ -97,6 +106,7 @@ class Chooser:
         self.budget_trips = budget_trips
         self.ended_early = False  # the budget ran out before the comparison was over
         self.spent_s = 0.0
+        self.total_s = 0.0  # of all iterations, also of those that were no trials
         self.trips = 0
         self.phase = Phase.SCREEN
         self.best = self.eager
@@ -110,6 +120,7 @@ class Chooser:
         self._scores: tuple[list[float], list[float]] = ([], [])
         self._challengers: list[int] = []
         self._drift = Drift()
+        self._before: int | None = None  # what was in force when a drift began the search anew
         if len(self.candidates) == 1:
             self._settle(self.eager, "the only schedule there is")
 
@@ -127,12 +138,21 @@ class Chooser:
             return self.best
         return self._queue[0]
 
+    @property
+    def used(self) -> float:
+        """The share of the budget that is spent, from 0 to 1."""
+        shares = [self.spent_s / self.budget_s]
+        if self.budget_trips is not None:
+            shares.append(self.trips / self.budget_trips)
+        return min(1.0, max(shares))
+
     # -- what it took --------------------------------------------------------------------------
 
     def record(self, candidate: int, seconds: float, work: float = 1.0) -> None:
         """One iteration of ``candidate`` took ``seconds`` for ``work`` units of work."""
+        self.total_s += seconds
         if self.settled:
-            self._watch(seconds / max(work, 1e-12))
+            self._watch(seconds / max(work, 1e-12), seconds)
             return
         self.spent_s += seconds
         self.trips += 1
@@ -140,7 +160,7 @@ class Chooser:
             self._open = Trial(candidate)
         self._open.seconds.append(seconds)
         self._open.work.append(work)
-        if sum(self._open.seconds) >= self.trial_s:
+        if sum(self._open.seconds) >= self._trial_s():
             trial, self._open = self._open, None
             self._finished(trial)
         if not self.settled and self._over_budget():
@@ -148,12 +168,26 @@ class Chooser:
 
     def skip(self, seconds: float) -> None:
         """An iteration that can't be compared with others took ``seconds`` of the budget."""
+        self.total_s += seconds
         if self.settled:
             return
         self.spent_s += seconds
         self.trips += 1
         if self._over_budget():
             self._end_early()
+
+    def limit(self, trips: int) -> None:
+        """The run has ``trips`` iterations: tuning takes at most :data:`SHARE` of them."""
+        self.budget_trips = max(1, int(SHARE * trips))
+        if not self.settled and self._over_budget():
+            self._end_early()
+
+    def _trial_s(self) -> float:
+        """How long a trial lasts: shorter where a short run leaves no more to each candidate."""
+        if self.budget_trips is None or not self.trips:
+            return self.trial_s
+        most = self.budget_trips * self.spent_s / self.trips
+        return min(self.trial_s, most / (2 * len(self.candidates)))
 
     def adopt(self, candidate: int, why: str) -> None:
         """Settle on a candidate at once, without trials."""
@@ -204,6 +238,7 @@ class Chooser:
             self.best = self._challengers.pop(0) if self._challengers else self.eager
             self.phase = Phase.DUEL
         if self.phase is Phase.DUEL:
+            self._drop_what_chance_can_not_explain()
             if self._challengers:
                 self._open_duel(self._challengers.pop(0), self.best)
                 return
@@ -214,6 +249,38 @@ class Chooser:
             self._open_duel(self.best, self.eager)
             return
         self._settle(self.eager, "the schedule that was compared with it failed")
+
+    def _drop_what_chance_can_not_explain(self) -> None:
+        """Stop where the gain to be expected from the remaining candidates is under the noise:
+        their first trials were slower than the champion's by more than trials vary."""
+        noise = self._noise()
+        if noise is None:
+            return
+        first = self.trials[self.best][0].score
+        # two trials are compared, each as noisy as the other
+        most = math.exp(CHANCE * math.sqrt(2.0) * noise)
+        for c in list(self._challengers):
+            ratio = self.trials[c][0].score / first
+            if ratio > most:
+                self._challengers.remove(c)
+                self.verdicts[c] = (
+                    f"no gain to be expected: slower by {ratio - 1:.0%} in its first trial, trials "
+                    f"of one schedule differ by {noise:.0%}"
+                )
+
+    def _noise(self) -> float | None:
+        """The standard deviation of log scores of one candidate's trials; ``None`` while there are
+        fewer than three of any."""
+        apart = []
+        for trials in self.trials.values():
+            if len(trials) >= 3:
+                logs = [math.log(max(t.score, 1e-12)) for t in trials]
+                middle = statistics.median(logs)
+                apart += [abs(value - middle) for value in logs]
+        if not apart:
+            return None
+        # 1.4826 makes the median absolute deviation of normal data their standard deviation
+        return max(LEAST_NOISE, 1.4826 * statistics.median(apart))
 
     def _open_duel(self, challenger: int, champion: int) -> None:
         self._duel = (challenger, champion)
@@ -256,7 +323,10 @@ class Chooser:
     def _over_budget(self) -> bool:
         if self.budget_trips is not None and self.trips >= self.budget_trips:
             return True
-        return self.spent_s >= self.budget_s
+        most = self.budget_s
+        if self._before is not None:
+            most = max(most, SHARE * self.total_s)
+        return self.spent_s >= most
 
     def _end_early(self) -> None:
         """The budget is spent: eager, unless the champion has clearly beaten it so far."""
@@ -280,11 +350,15 @@ class Chooser:
         self.verdicts[best] = why
         self._queue, self._duel, self._open = [], None, None
         self._drift.reset()
+        if self._before is not None:
+            # a change that changed nothing has to show for longer the next time
+            self._drift.lasting_s *= 2.0 if self._before == best else 1.0
+            self._before = None
 
-    def _watch(self, score: float) -> None:
-        """Notice when the settled schedule's iterations change their length for good, and let the
-        champion meet eager again; where eager won, the best of the others."""
-        if not self._drift.feed(score):
+    def _watch(self, score: float, seconds: float) -> None:
+        """Notice when iterations change their length for good, and let the champion meet eager
+        again, within the budget; where eager won, the best of the others."""
+        if not self._drift.feed(score, seconds):
             return
         challenger = self.best
         if challenger == self.eager:
@@ -293,9 +367,12 @@ class Chooser:
             if not last:
                 return
             challenger = min(last, key=last.__getitem__)
+        self._before = self.best
+        if self._over_budget():
+            self._before = None
+            return
         self.best = challenger
         self.phase = Phase.FINAL
-        self.budget_s += self.spent_s
         self._open_duel(challenger, self.eager)
 
     # -- looking inside ------------------------------------------------------------------------

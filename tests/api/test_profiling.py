@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 
 import pytest
-import torch
 
 import rose_compiler
 from rose_compiler.api import profiling
@@ -22,20 +20,7 @@ from rose_compiler.runtime.support import Runtime
 from rose_compiler.tune.windows import find_windows
 from tests.api.loops import Training, differing, iteration
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def training() -> Iterator[Training]:
-    made = Training()
-    yield made
-    made.close()
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_a_given_schedule_is_profiled_from_its_second_iteration_on(training: Training) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 import rose_compiler
 from rose_compiler.api import quotas
@@ -28,19 +26,7 @@ LANES = Timeline(
 )
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def training() -> Iterator[Training]:
-    made = Training()
-    yield made
-    made.close()
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def profile(timeline: Timeline | None) -> Profile:

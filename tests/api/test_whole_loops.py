@@ -300,3 +300,16 @@ def test_an_attribute_that_becomes_a_tensor_is_seen_to():
     unit = compiled._last.unit
     read = [n for n in unit.program.nodes() if n.name.startswith("before")]
     assert [facts.get(n).alias for n in read] == [("sums.loss",)]
+
+
+def test_tuning_takes_a_tenth_of_a_loop_of_known_length_at_most():
+    compiled = rose_compiler.compile(online)
+    net, optimizer = parts()
+    compiled(net, optimizer, gymnasium.vector.SyncVectorEnv([Env]), torch.zeros(1, 2), 60, [])
+    chooser = compiled._last.unit.tuning()._chooser
+    assert chooser.budget_trips == 6
+    assert chooser.settled
+    assert chooser.trips <= 6
+    compiled(net, optimizer, gymnasium.vector.SyncVectorEnv([Env]), torch.zeros(1, 2), 30, [])
+    assert chooser.budget_trips == 9, "another call's trips come on top"
+    compiled.close()

@@ -70,6 +70,58 @@ def test_budget_spent_falls_back_to_eager_unless_the_gain_is_clear() -> None:
     assert search([0.60, 0.20], 0, budget_s=2.5).best == 1
 
 
+@pytest.mark.parametrize("trips", [20, 200, 1000])
+def test_a_tenth_of_a_run_of_known_length_at_most(trips: int) -> None:
+    generator = np.random.default_rng(trips)
+    chooser = Chooser(decisions(4))
+    chooser.limit(trips)
+    ran = 0
+    while not chooser.settled:
+        ran += 1
+        times = (0.05, 0.049, 0.02, 0.04)
+        chooser.record(chooser.current, times[chooser.current] * float(generator.normal(1, 0.02)))
+    assert ran <= trips / 10
+    assert chooser.best == (0 if trips == 20 else 2), "each was seen, if the run is long enough"
+
+
+def test_the_length_of_a_run_may_become_known_late() -> None:
+    chooser = Chooser(decisions(3))
+    for _ in range(5):
+        chooser.record(chooser.current, 0.2)
+    chooser.limit(1000)
+    assert not chooser.settled
+    chooser.limit(40)
+    assert chooser.settled
+    assert chooser.best == chooser.eager
+    assert chooser.ended_early
+
+
+def test_search_ends_where_the_gain_to_expect_is_under_the_noise() -> None:
+    """Candidates that were slower by more than trials vary are not compared pair by pair."""
+    generator = np.random.default_rng(0)
+    chooser, times = Chooser(decisions(5)), (0.30, 0.20, 0.23, 0.24, 0.25)
+    while not chooser.settled:
+        c = chooser.current
+        chooser.record(c, times[c] * float(np.exp(0.01 * generator.normal())))
+    assert chooser.best == 1
+    saved = [k for k, v in chooser.verdicts.items() if "no gain to be expected" in v]
+    assert set(saved) >= {3, 4}, chooser.verdicts
+    assert all(len(chooser.trials[k]) == 1 for k in saved)
+
+
+def test_tuning_anew_stays_within_a_tenth_of_the_training() -> None:
+    generator = np.random.default_rng(0)
+    chooser = Chooser(decisions(2), budget_s=12.0)
+    level = 0.2
+    for k in range(6000):
+        if k % 100 == 0:
+            level = 0.2 if level > 0.25 else 0.4  # for good, time and again
+        c = chooser.current
+        chooser.record(c, level * (1.0, 0.8)[c] * float(np.exp(0.01 * generator.normal())))
+    assert chooser.spent_s <= max(12.0, 0.1 * chooser.total_s) + 1.0
+    assert chooser.spent_s > 20.0, "it was tuned anew"
+
+
 def test_a_failed_candidate_is_dropped() -> None:
     chooser = Chooser(decisions(3), trial_s=0.1)
     while not chooser.settled:

@@ -74,6 +74,38 @@ def test_times_are_above_zero() -> None:
         Drift().feed(0.0)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_disturbed_second_is_no_drift_of_short_iterations(seed: int) -> None:
+    """A neighbour that takes the core for a second slows hundreds of iterations of 2 ms."""
+    drift = Drift()
+    for _ in range(4):
+        assert first(drift, noisy(3000, 2e-3, 0.2, seed)) is None
+        assert first(drift, noisy(250, 4e-3, 0.2, seed + 9)) is None
+    assert first(drift, noisy(3000, 2e-3, 0.2, seed)) is None
+    found = first(drift, noisy(5000, 4e-3, 0.2, seed + 20))
+    assert found is not None, "a change that lasts is noticed"
+    assert 250 < found < 2500
+
+
+def test_a_change_that_changed_nothing_has_to_last_longer() -> None:
+    chooser = settled([0.2, 0.25])
+    looks = []
+    level = 0.2
+    for _ in range(3):
+        for _ in range(40):
+            chooser.record(0, level)
+        level *= 1.5
+        count = 0
+        while chooser.settled:
+            chooser.record(0, level)
+            count += 1
+        looks.append(count * level)
+        while not chooser.settled:
+            chooser.record(chooser.current, level * (1.2 if chooser.current else 1.0))
+        assert chooser.best == 0
+    assert looks[2] > 1.5 * looks[1] > 1.5 * looks[0]
+
+
 def settled(times: list[float]) -> Chooser:
     """A chooser at the end of its search, eager first."""
     chooser = Chooser([None, *[object()] * (len(times) - 1)], trial_s=0.0)  # type: ignore[list-item]
