@@ -280,6 +280,12 @@ def module_call(
     names, entry = walker.around.names, walker.around.entry
     for state in names.part(module, "mode"):
         walker.out.reads.setdefault(entry(state))
+    if forward is torch.nn.Sequential.forward and len(positional) == 1 and not keywords:
+        (value,) = positional
+        for child in module.children():  # some of them are the user's own
+            inside = walker.live(child, receiver.places)
+            value = module_call(walker, node, name, child, inside, [value], {})
+        return value
     return user_call(walker, node, name, module.forward, receiver, positional, keywords, False)
 
 

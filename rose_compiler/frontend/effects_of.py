@@ -30,8 +30,11 @@ from rose_compiler.frontend.effects_val import (
 )
 from rose_compiler.frontend.modes import context_of, context_of_instance
 from rose_compiler.frontend.names import StateNames
+from rose_compiler.ir.effects import OUTSIDE
 
 __all__ = ["Surroundings", "Walker"]
+
+_MODULES = (torch.nn.ModuleList, torch.nn.Sequential)
 
 
 @dataclass
@@ -53,10 +56,10 @@ class Surroundings:
         """A name for an object that no root leads to: one that a function of the user's holds."""
         stem = type(obj).__name__.lower()
         taken = set(self.names.names.values())
-        name, n = f"outer_{stem}", 1
+        name, n = f"{OUTSIDE}.held_{stem}", 1
         while name in taken:
             n += 1
-            name = f"outer_{stem}_{n}"
+            name = f"{OUTSIDE}.held_{stem}_{n}"
         self.names.add(name, obj)
         return self.names.name_of(obj)
 
@@ -110,7 +113,16 @@ class Walker(ExpressionWalker):
         self.merge(then)
 
     def on_For(self, node: ast.For) -> None:
-        items = self.iterate(self.expr(node.iter), node)
+        over = self.expr(node.iter)
+        if over.static and type(over.obj) in _MODULES:
+            for module in over.obj:  # each is known, unlike what a name bound in turn stands for
+                before = dict(self.bindings)
+                self.assign(node.target, self.live(module, over.places))
+                self.statements(node.body)
+                self.merge(before)
+            self.statements(node.orelse)
+            return
+        items = self.iterate(over, node)
         for _ in range(2):  # a second round sees what the first one bound
             before = dict(self.bindings)
             self.assign(node.target, items)

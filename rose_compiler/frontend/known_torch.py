@@ -154,6 +154,13 @@ def _named(name: str, *, drawn: bool = False) -> Rule:
     return lambda call: _function_effects(name, call, drawn=drawn)
 
 
+def _attention(call: CallShape) -> KnownEffects:
+    """``F.scaled_dot_product_attention``: it draws where it is handed a dropout rate, its fifth
+    argument; calls with ``*args`` or ``**kwargs`` may hand one over unseen."""
+    shown = len(call.positional) + len(call.keywords) >= 3 and "**" not in call.keywords
+    return PURE if shown and call.given(4, "dropout_p") is None else DRAW
+
+
 def _writes_statistics(call: CallShape) -> KnownEffects:
     """``F.batch_norm``, ``F.instance_norm``: running statistics are written in training mode."""
     places = [call.given(1, "running_mean"), call.given(2, "running_var")]
@@ -211,6 +218,7 @@ def _register_functions() -> None:
             register_callable(
                 getattr(module, name), _writes_statistics if module is F else _torch_norm
             )
+    register_callable(F.scaled_dot_product_attention, _attention)
     for name in ("manual_seed", "seed", "set_rng_state"):
         register_callable(getattr(torch, name), RNG_WRITE)
     register_callable(torch.get_rng_state, KnownEffects(reads=("rng:torch",)))
