@@ -21,7 +21,7 @@ def compile(
     backend: str = "auto",
     tune: bool | str | Path = True,
     check: bool = False,
-    memory_limit: int | str | None = None,
+    memory_limit: float | str | None = None,
     timeout: float | None = None,
     run_ahead: bool = True,
     tune_budget: float = TUNE_BUDGET,
@@ -43,7 +43,10 @@ def compile(
             default schedule; a path takes the decision saved there.
         check: checking mode: run each iteration one operation at a time, compute again what passes
             rewrote, and hold declarations against what is touched. Slow; nothing is tuned.
-        memory_limit: bytes that values collected over a loop may take; no limit by default.
+        memory_limit: bytes, or text such as ``"2GiB"``, that an iteration may take at its peak: of
+            the CUDA device that it uses, of the process where it uses none. Schedules that are
+            predicted to take more are left out; what is written runs in any case. No limit by
+            default.
         timeout: seconds to wait for a lane before giving up with an error; no limit by default.
         run_ahead: start operations before an earlier one that may raise has ended.
         tune_budget: seconds of iterations that tuning may take; what it knows by then decides.

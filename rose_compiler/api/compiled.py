@@ -16,9 +16,9 @@ from rose_compiler.api.costing import CostModel
 from rose_compiler.api.options import Options
 from rose_compiler.api.quotas import plan_quotas
 from rose_compiler.api.reporting import write_report
+from rose_compiler.api.schedules import Schedule
 from rose_compiler.api.specialize import Specialization
 from rose_compiler.api.tracing import Tracer
-from rose_compiler.api.unit import Schedule
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import ConfigError, fail, register
@@ -179,7 +179,9 @@ class Compiled:
         ``width`` is that of the terminal by default, 100 columns where there is none.
 
         ``topic="cost"`` tells what an iteration of the schedule that was profiled last should take,
-        as a formula and a number, what it took, and the lower bound.
+        as a formula and a number, what it took, and the lower bound. ``topic="memory"`` tells what
+        schedules were predicted to take at their peak, what they took, and what the one in force
+        adds to program order.
 
         Raises:
             ConfigError: for another topic; for the cost, when no iteration was profiled yet.
@@ -188,11 +190,14 @@ class Compiled:
         if topic == "cost":
             text = self.cost.render(width)
             return f"{self.__name__}: schedule [{self._require().unit.profiling.latest}]\n{text}"
+        if topic == "memory":
+            unit = self._require().unit
+            return f"{self.__name__}: {unit.memory_of(unit.tuning().best, width)}"
         if topic is not None:
             raise fail(
                 "config-argument",
                 f"explain({topic!r})",
-                expected="nothing, or 'cost'",
+                expected="nothing, 'cost' or 'memory'",
                 found=repr(topic),
             )
         tuning = self._require().unit.tuning()
@@ -259,7 +264,8 @@ class Compiled:
             ConfigError: when nothing was called or profiled yet, or no such file can be written.
         """
         unit = self._require().unit
-        write_report(path, self.__name__, unit.profiling, self.explain(width=140))
+        parts = (self.explain(width=140), self.explain("memory", width=140))
+        write_report(path, self.__name__, unit.profiling, "\n\n".join(parts))
 
     def trace(self, path: str | Path) -> None:
         """Have the next iteration leave its timeline in a file, in Chrome's trace format, which

@@ -34,7 +34,7 @@ class Options:
     tune: bool = True
     decision: Decision | None = None
     check: bool = False
-    memory_limit: int | None = None
+    memory_limit: float | None = None
     timeout: float | None = None
     run_ahead: bool = True
     tune_budget: float = TUNE_BUDGET
@@ -54,7 +54,7 @@ def make_options(
     backend: str,
     tune: bool | str | Path,
     check: bool,
-    memory_limit: int | str | None,
+    memory_limit: float | str | None,
     timeout: float | None,
     run_ahead: bool,
     tune_budget: float = TUNE_BUDGET,

@@ -17,10 +17,13 @@ from rose_compiler.base.profile import Activity, Profile, Span, Timeline
 from rose_compiler.codegen.emit import emit
 from rose_compiler.codegen.load import load
 from rose_compiler.ir.program import Program
+from rose_compiler.runtime.clocks import SHARE
 from rose_compiler.runtime.kernels import KernelTrace, Nvml, busy_sms, compared
+from rose_compiler.runtime.memory import Peaks
 from rose_compiler.runtime.profiler import Raw, Recorder, record, summarize, timeline
 from rose_compiler.runtime.support import Runtime
 from rose_compiler.tune.fits import Fits
+from rose_compiler.tune.memory import Stretch
 from rose_compiler.tune.windows import Windows, find_windows
 
 #: Iterations of a schedule that run before any of them is profiled.
@@ -49,11 +52,17 @@ class _Ran:
 class Instrumented:
     """A schedule's program emitted once more, with ticks; what its profiled iterations took."""
 
-    def __init__(self, program: Program, machine: Machine) -> None:
+    def __init__(self, program: Program, machine: Machine, *, stretches: bool = False) -> None:
         self.program = program
         self.machine = machine
         self.recorder = Recorder()
-        emitted = emit(program, tick=self.recorder.tick)
+        self.peaks = Peaks()
+        #: What the last iteration took of memory: as a whole, or stretch by stretch.
+        self.stretches: list[Stretch] = []
+        self._passed: list[str] = []
+        self._due = 0.0
+        emitted = emit(program, tick=self._looking if stretches else self.recorder.tick)
+        self._outer = {k: m.key for k, m in enumerate(emitted.marks) if not m.path}
         self.marks: tuple[Mark, ...] = emitted.marks
         self.plan = emitted.plan
         self._run = load(emitted)
@@ -67,12 +76,35 @@ class Instrumented:
         """Run one iteration, as the schedule itself does, and note what it took."""
         trace = KernelTrace()
         nvml = Nvml() if trace.why is None else None
+        self.stretches.clear()
+        self._passed.clear()
+        self.peaks.begin()
+        self._due = 0.0
         with nvml or nullcontext(), trace:
             started = perf_counter()
             result, spans = record(self.recorder, runtime, lambda: self._run(runtime, *args))
             self.iteration_s.append(perf_counter() - started)
+        self._stretch()
         self._raw.append(_Ran(self.recorder.raw(), spans, trace, nvml))
         return result
+
+    def _looking(self, k: int) -> None:
+        """A tick that also looks at memory behind operations of the outermost body; the rarer, the
+        longer that takes."""
+        self.recorder.tick(k)
+        key = self._outer.get(k)
+        if key is None:
+            return
+        self._passed.append(key)
+        now = perf_counter()
+        if now >= self._due:
+            self._stretch()
+            after = perf_counter()
+            self._due = after + (after - now) / SHARE
+
+    def _stretch(self) -> None:
+        self.stretches.append(Stretch(tuple(dict.fromkeys(self._passed)), self.peaks.take()))
+        self._passed.clear()
 
     @property
     def timelines(self) -> list[Timeline]:
@@ -133,7 +165,9 @@ class Profiling:
         """A function that runs one iteration of a schedule and notes what it takes."""
         found = self.of.get(decision)
         if found is None or found.program is not program:
-            found = self.of[decision] = Instrumented(program, self.machine)
+            # program order is what all schedules are compared with, in memory too
+            whole = decision != Decision()
+            found = self.of[decision] = Instrumented(program, self.machine, stretches=not whole)
         self.latest = decision
         return found.run
 

@@ -14,7 +14,7 @@ from rose_compiler.api.progress import Progress
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import RoseError
-from rose_compiler.base.remarks import Remark, RemarkLog
+from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.codegen.emit import Emitted
 from rose_compiler.tune.chooser import Chooser, Report
 from rose_compiler.tune.space import candidates
@@ -57,6 +57,7 @@ class Tuning:
         self.forecast: Callable[[Decision], float | None] = lambda _: None
         self._chooser: Chooser | None = None
         self._entry: Entry | None = None
+        self._iterations = 0
         self._adopted = False  # what is in force was not tried in this run
         self._edit = knobs.current().edit
         close = options.numerics == "close"
@@ -84,6 +85,7 @@ class Tuning:
 
     def limit(self, iterations: int) -> None:
         """Let tuning take no more than its share of so many iterations; 0: it is not known."""
+        self._iterations = iterations
         if self._chooser is not None and iterations:
             self._chooser.limit(iterations)
 
@@ -152,14 +154,31 @@ class Tuning:
         if chooser is None or not self.trying:
             return
         if self._adopted and self._entry is not None:
-            self._adopted = False
             self._entry.discard(f"[{decision}] failed")
-            chooser = self._chooser = Chooser(chooser.candidates)
-        self._work.stop()
+        chooser = self._unadopted(chooser)
         said = str(error).split("\n")[0]
         why = said if isinstance(error, RoseError) else f"{type(error).__name__}: {said}"
         chooser.failed(chooser.candidates.index(decision), why)
         self.log.add(Remark("missed", PASS, (), "candidate-failed", f"[{decision}]: {why}"))
+
+    def refused(self, decision: Decision | None, blocker: Blocker) -> None:
+        """A schedule takes more memory than is allowed: it is no candidate, and where it was to be
+        the only one, program order is."""
+        self.log.add(Remark.from_blocker("memory", blocker))
+        if self._chooser is None:
+            self._fixed = Decision()
+            return
+        chooser = self._unadopted(self._chooser)
+        chooser.failed(chooser.candidates.index(decision), f"left out: {blocker.why}")
+
+    def _unadopted(self, chooser: Chooser) -> Chooser:
+        """The search, begun if what is in force comes from an earlier run."""
+        self._work.stop()
+        if self._adopted:
+            self._adopted = False
+            chooser = self._chooser = Chooser(chooser.candidates, budget_s=self.options.tune_budget)
+            self.limit(self._iterations)
+        return chooser
 
     def raised(self, decision: Decision | None, error: Exception, emitted: Emitted | None) -> None:
         """An iteration ended in an exception, which goes on to the user: states have moved, so it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,62 +13,29 @@ import torch
 from rose_compiler.api.cache import Entry, folder
 from rose_compiler.api.checking import Checker
 from rose_compiler.api.costing import forecast
+from rose_compiler.api.memory import Memory
 from rose_compiler.api.objects import below, simulators
 from rose_compiler.api.options import Options
 from rose_compiler.api.probing import Prober
 from rose_compiler.api.profiling import Profiling
+from rose_compiler.api.schedules import Schedule
 from rose_compiler.api.tracing import Trace, Tracer
 from rose_compiler.api.tuning import Tuning
 from rose_compiler.api.watching import Watch, copy_program
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.knobs import Settings
-from rose_compiler.base.remarks import Remark, RemarkLog
+from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.codegen.emit import Emitted, emit
 from rose_compiler.codegen.load import copied_from, edited, load
-from rose_compiler.codegen.timed import Timer
 from rose_compiler.ir import interp
 from rose_compiler.ir.program import Program
 from rose_compiler.passes.base import PassContext
-from rose_compiler.passes.manager import History, PassManager
+from rose_compiler.passes.manager import PassManager
 from rose_compiler.passes.pipeline import PIPELINE
+from rose_compiler.runtime.memory import Peaks
 from rose_compiler.runtime.optimizers import why_not_fused
 from rose_compiler.runtime.support import Runtime
-
-
-@dataclass
-class Schedule:
-    """One candidate, built: its decision, the program it led to and the code that runs it."""
-
-    decision: Decision
-    program: Program
-    history: History
-    emitted: Emitted
-    run: Any
-    _timed: tuple[Timer, Any] | None = field(default=None, repr=False)
-
-    @property
-    def source(self) -> str:
-        """The module that runs: the emitted one, or a person's edited copy."""
-        return self.emitted.source
-
-    def timed(self) -> tuple[Timer, Any]:
-        """The same code with a timer."""
-        if self._timed is None:
-            timer = Timer()
-            self._timed = timer, load(self.emitted, timer=timer)
-        return self._timed
-
-    def traced(self, runtime: Runtime, inputs: tuple[Any, ...], trace: Trace) -> Any:
-        """Run one iteration and fill in its timeline."""
-        timer, run = self.timed()
-        timer.taken.clear()
-        with runtime.recording() as spans:
-            try:
-                return run(runtime, *inputs)
-            finally:
-                trace.spans, trace.faults = spans, self.emitted.faults
-                trace.own = [(timer.statements[k], a, b) for k, a, b in timer.taken]
 
 
 class Unit:
@@ -86,6 +53,7 @@ class Unit:
         self.log = log
         self.tracer = tracer or Tracer()
         self.profiling = Profiling()
+        self.memory = Memory(options.memory_limit, log)
         self.text = ""
         self.recorded = False
         self.checked = 0  # comparisons of the last iteration in checking mode
@@ -138,14 +106,23 @@ class Unit:
         decision = tuning.next()
         while decision is not None and tuning.trying:
             try:
-                self.build(decision)
-                break
+                built = self.build(decision)
             except Exception as error:
                 # whatever keeps a candidate from being built is no reason to stop training
                 tuning.failed(decision, error)
-                decision = tuning.next()
+            else:
+                if (too_large := self._too_large(decision, built)) is None:
+                    break
+                tuning.refused(decision, too_large)
+            decision = tuning.next()
         run: Callable[[], Any]
         self.last = None if decision is None else self.build(decision)
+        if self.last is not None and (too_large := self._too_large(decision, self.last)):
+            tuning.refused(decision, too_large)
+            decision = Decision()
+            self.last = self.build(decision)
+        if decision is None or decision == Decision():
+            self.memory.warn(self.program.name)
         target = self.tracer.take()
         trace = None
         if target is not None:
@@ -155,6 +132,9 @@ class Unit:
             run = eager
         else:
             run = self._bound(self.last, runtime, values, states, trace, tuning.settled)
+        peaks = None if decision in self.memory.measured else Peaks()
+        if peaks is not None:
+            peaks.begin()
         started = time.perf_counter()
         try:
             result = run()
@@ -166,7 +146,15 @@ class Unit:
             if trace is not None and target is not None:
                 trace.start, trace.end = started, time.perf_counter()
                 trace.write(target)
+        if peaks is not None:
+            self.memory.measured[decision] = peaks.take()
         return result
+
+    def _too_large(self, decision: Decision | None, built: Schedule) -> Blocker | None:
+        """Why a schedule takes more memory than it may; program order is always allowed."""
+        if decision is None or decision == Decision():
+            return None
+        return self.memory.over(decision, self.program, built.program)
 
     def _checked(self, tuning: Tuning, values: Mapping[str, Any], states: Mapping[str, Any]) -> Any:
         """Run one iteration in checking mode, by the schedule in force or the default one."""
@@ -201,9 +189,9 @@ class Unit:
 
     def _wants_baseline(self, tuning: Tuning) -> bool:
         """Whether this iteration is the one profiled in program order, before any is compared."""
-        if self.profiling.baseline_done or not tuning.tuned or tuning.settled:
+        if self.profiling.baseline_done or self.tracer.armed:
             return False
-        return not self.tracer.armed
+        return (tuning.tuned and not tuning.settled) or self.memory.limit is not None
 
     def _baseline(
         self,
@@ -226,13 +214,19 @@ class Unit:
         started = time.perf_counter()
         result = run()
         tuning.skip(time.perf_counter() - started)
+        measured = self.profiling.of.get(Decision())
+        if measured is not None and measured.stretches:
+            self.memory.base(measured.stretches)
         return True, result
 
     def _watched(self, values: Mapping[str, Any], states: Mapping[str, Any]) -> Any:
         """Run one iteration in program order, and learn from it."""
+        peaks = Peaks()
+        peaks.begin()
         anew, result = self.watch.run(values, states)
         if anew:
             self._start_over()
+            self.memory.first(peaks.take(), [n.name for n in self.program.root.graph.nodes])
         return result
 
     def _start_over(self) -> None:
@@ -240,6 +234,7 @@ class Unit:
         self.program, self.text = self.watch.program, self.watch.text
         self.recorded = True
         self.schedules.clear()
+        self.memory.forget()
         self._asked = None
         self.last = self._tuning = None
 
@@ -279,6 +274,12 @@ class Unit:
             "candidates": [str(one) for one in space],
         }
         return Entry(where, self.program.name, about, self.log)
+
+    def memory_of(self, decision: Decision, width: int) -> str:
+        """What is known of the memory of all schedules built so far, and of one in full."""
+        for built in (*self.schedules.values(), self.build(decision)):
+            self.memory.estimate(built.decision, self.program, built.program)
+        return self.memory.render(decision, width)
 
     def forecast(self, decision: Decision) -> float | None:
         """Seconds of an iteration of a schedule, predicted from the profile of program order;
@@ -322,7 +323,8 @@ class Unit:
             asynchronous=self.asynchronous(),
             probe=Prober(program, self.watch.examples, self.options.numerics == "bitwise"),
             run_ahead=self.options.run_ahead,
-            memory_limit=self.options.memory_limit,
+            # while schedules are tried, one that is too large is left out as a whole
+            memory_limit=None if self.tuning().tuned else self.memory.left,
             optimizers=self.optimizers(),
             examples=self.watch.examples,
         )

@@ -54,7 +54,7 @@ class PassContext:
     probe: Probe = declared_probe
     trips: Mapping[str, int] = field(default_factory=dict)
     run_ahead: bool = True
-    memory_limit: int | None = None
+    memory_limit: float | None = None
     examples: Mapping[str, Any] = field(default_factory=dict)
     optimizers: Mapping[str, str | None] = field(default_factory=dict)
 
