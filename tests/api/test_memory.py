@@ -158,9 +158,9 @@ def small(training: Training, **options: Any) -> Any:
 
 def test_schedules_above_the_limit_are_no_candidates(training: Training) -> None:
     fast = small(training, memory_limit="1MiB")
+    training.run(fast, 2)
+    fast._last.unit.tuning()._chooser.trial_s = 0.0
     with pytest.warns(UserWarning, match="as written peaks at .* above memory_limit=1 MiB"):
-        training.run(fast, 2)
-        fast._last.unit.tuning()._chooser.trial_s = 0.0
         training.run(fast, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
