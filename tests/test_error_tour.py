@@ -34,6 +34,7 @@ from rose_compiler.ir.verify import verify
 from rose_compiler.passes.manager import PassManager
 from rose_compiler.passes.pipeline import PIPELINE
 from rose_compiler.runtime.hosts import ProcessHost, ThreadHost
+from rose_compiler.runtime.hosts.hosted import hosted
 from rose_compiler.runtime.quotas import GreenContexts, devices
 from rose_compiler.runtime.quotas.green import AppliedGreen
 from rose_compiler.sim import ShardedEnv
@@ -370,6 +371,26 @@ def _died() -> object:
 @triggers("host-pickle")
 def _result() -> object:
     return _part("lock")
+
+
+@triggers("host-graph")
+def _graph() -> object:
+    with hosted(Part, host="inline") as part:
+        return part.step(torch.ones(2, requires_grad=True) * 2)
+
+
+@triggers("host-parameters")
+def _parameters() -> object:
+    with hosted(Part, host="inline") as part:
+        return part.publish({"a": np.zeros(2)})
+
+
+@triggers("host-version")
+def _version() -> object:
+    with hosted(lambda: torch.nn.Linear(1, 1), host="inline") as part:
+        part.publish(torch.nn.Linear(1, 1))
+        part._version = 5  # as if another thread had published meanwhile
+        return part(torch.zeros(1, 1))
 
 
 @triggers("host-exception")

@@ -7,12 +7,17 @@ from typing import Any
 
 import torch
 
-from rose_compiler.frontend.components import is_simulator
+from rose_compiler.frontend.components import is_hosted, is_simulator
 
 
 def simulators(objects: dict[str, Any]) -> dict[str, Any]:
     """Simulators among the roots and one level below, by state name."""
     return below(objects, is_simulator)
+
+
+def hosted(objects: dict[str, Any]) -> dict[str, Any]:
+    """Components that live in hosts of their own, by state name."""
+    return below(objects, is_hosted)
 
 
 def below(objects: dict[str, Any], wanted: Callable[[Any], bool]) -> dict[str, Any]:

@@ -22,16 +22,20 @@ from rose_compiler.tune.space import candidates
 PASS = "tune"
 
 
-def default_decision(shards: int, asynchronous: bool, close: bool, fuse: bool) -> Decision:
+def default_decision(
+    shards: int, asynchronous: bool, close: bool, fuse: bool, hosted: bool = False
+) -> Decision:
     """The schedule without tuning: two groups of shards, late work in the simulator's shadow.
 
     Steps and products beside each other want one thread each; in bitwise mode the thread count
     stays the user's, since sums differ in bits between one thread and two.
     """
     if not asynchronous:
-        return Decision(late="shadow", fuse=fuse)
+        return Decision(late="shadow", fuse=fuse, hosted=hosted)
     threads = 1 if close else None
-    return Decision(groups=min(2, shards), late="shadow", rollout_threads=threads, fuse=fuse)
+    return Decision(
+        groups=min(2, shards), late="shadow", rollout_threads=threads, fuse=fuse, hosted=hosted
+    )
 
 
 class Tuning:
@@ -46,6 +50,7 @@ class Tuning:
         eager: bool,
         fusable: bool = False,
         stored: Callable[[Sequence[Decision | None]], Entry | None] = lambda _: None,
+        hosted: bool = False,
     ) -> None:
         self.options = options
         self.log = log
@@ -63,7 +68,9 @@ class Tuning:
         close = options.numerics == "close"
         fuse = fusable and close
         #: What runs where nothing is tuned.
-        self.default = options.decision or default_decision(shards, asynchronous, close, fuse)
+        self.default = options.decision or default_decision(
+            shards, asynchronous, close, fuse, hosted
+        )
         if options.decision is not None or not options.tune or self._edit is not None:
             self._fixed = self.default
             return
@@ -75,6 +82,7 @@ class Tuning:
             asynchronous=asynchronous,
             eager=eager,
             fuse=fuse,
+            hosted=hosted,
         )
         self._chooser = Chooser(space, budget_s=options.tune_budget)
         self._entry = stored(space)

@@ -14,7 +14,7 @@ from rose_compiler.api.cache import Entry, folder
 from rose_compiler.api.checking import Checker
 from rose_compiler.api.costing import forecast
 from rose_compiler.api.memory import Memory
-from rose_compiler.api.objects import below, simulators
+from rose_compiler.api.objects import below, hosted, simulators
 from rose_compiler.api.options import Options
 from rose_compiler.api.probing import Prober
 from rose_compiler.api.profiling import Profiling
@@ -245,7 +245,14 @@ class Unit:
             beside = bool(self.asynchronous())
             fusable = None in self.optimizers().values()
             self._tuning = Tuning(
-                self.options, shards, beside, self.log, eager, fusable, self._entry
+                self.options,
+                shards,
+                beside,
+                self.log,
+                eager,
+                fusable,
+                self._entry,
+                hosted=bool(hosted(self.program.objects)),
             )
             self._tuning.progress.name = self.program.name
             self._tuning.forecast = self.forecast

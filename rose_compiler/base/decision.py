@@ -34,6 +34,7 @@ class Decision:
     each shard (``"thread"``), or the coordinator itself (``"inline"``).
     ``rollout_threads``, ``update_threads``: torch's intra-operation threads while a loop steps a
     simulator, and while a loop trains; ``None`` leaves them as the user set them.
+    ``hosted``: calls of components in hosts run beside what does not need their results.
     ``fuse``: optimizers that can step by one kernel for all parameters do so.
     """
 
@@ -44,6 +45,7 @@ class Decision:
     rollout_threads: int | None = None
     update_threads: int | None = None
     fuse: bool = False
+    hosted: bool = False
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -55,7 +57,7 @@ class Decision:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise _malformed(name, f"a whole number, {least} or more", value)
-        for name in ("defer", "fuse"):
+        for name in ("defer", "fuse", "hosted"):
             if not isinstance(getattr(self, name), bool):
                 raise _malformed(name, "true or false", getattr(self, name))
 

@@ -59,6 +59,11 @@ class Callees(Core):
             and not any(k.arg is None for k in call.keywords)
         )
 
+    def hosted(self, value: ast.expr, scope: Scope) -> bool:
+        """Whether an expression is a call of a component in a host."""
+        target = scope.static(value.func) if isinstance(value, ast.Call) else None
+        return target is not None and components.is_hosted_call(target.value)
+
     def trains(self, call: ast.Call, scope: Scope) -> bool:
         """Whether a call is an optimizer's, or a scaler's for one."""
         if not isinstance(call.func, ast.Attribute):

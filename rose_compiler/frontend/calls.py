@@ -158,6 +158,7 @@ class CallLowering(Callees):
         )
         made.keywords = [ast.keyword(k.arg, v) for k, v in zip(call.keywords, values, strict=True)]
         stem = getattr(target.value, "__name__", "component")
+        hosted = {"hosted": stem} if components.is_hosted_call(target.value) else {}
         result = ""
         if statement is None:
             result = scope.fresh("result")
@@ -178,6 +179,7 @@ class CallLowering(Callees):
                     **dict(zip(parameters, names, strict=False)),
                     **{str(k.arg): n for k, n in zip(call.keywords, more, strict=True)},
                 },
+                **hosted,
             },
         )
         for each in (*names, *more):

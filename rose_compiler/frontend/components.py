@@ -37,6 +37,9 @@ class Declaration:
 
 
 _DECLARED: dict[Any, Declaration] = {}
+#: A call of a component in a host of its own: what it is given travels there as it is now, and
+#: nothing but the component changes. The other entries are those of the call (``declared_call``).
+HOSTED = Declaration(("self",), ("self",), None)
 _C_KINDS = (
     *(types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType),
     *(types.MethodWrapperType, types.ClassMethodDescriptorType, np.ufunc),
@@ -121,8 +124,23 @@ def _unknown(
     )
 
 
+def is_hosted(value: Any) -> bool:
+    """Whether an object stands for a component that lives in a host of its own."""
+    return getattr(type(value), "rose_hosted", False) is True
+
+
+def is_hosted_call(target: Any) -> bool:
+    """Whether a callable is a method of a component in a host, or that component itself."""
+    if is_hosted(target):
+        return True
+    function = getattr(target, "__func__", None)
+    return getattr(function, "__rose_hosted__", False) is True and is_hosted(target.__self__)
+
+
 def declared(target: Any) -> Declaration | None:
     """The declaration of a callable, if there is one."""
+    if is_hosted_call(target):
+        return HOSTED
     function = _key(target) if _DECLARED else None
     if function is None:
         return None
@@ -174,6 +192,8 @@ def function_of(declaration: Any) -> types.FunctionType | None:
 
 def parameters(target: Any) -> list[str]:
     """The names of the parameters that a call of a function or bound method can pass."""
+    if is_hosted_call(target):
+        return []  # what the component takes is known in its host
     if plain(target) is not None:
         return list(inspect.signature(target).parameters)
     names = declared_names(target)
@@ -190,6 +210,8 @@ def plain(target: Any) -> types.FunctionType | None:
 def is_simulator(value: Any) -> bool:
     """Whether an object advances a simulation through ``step``: a gymnasium environment or vector
     environment, EnvPool, or an object with ``shards()`` that declares none of its own."""
+    if is_hosted(value):
+        return False  # it would answer to every name
     gym = sys.modules.get("gymnasium")
     if gym is not None:
         kinds = (gym.Env, gym.vector.VectorEnv) if hasattr(gym, "vector") else (gym.Env,)
@@ -213,6 +235,8 @@ def simulator_of_step(target: Any) -> Any:
 
 def is_component(value: Any) -> bool:
     """Whether an object is a policy, simulator or trainer."""
+    if is_hosted(value):
+        return True
     return isinstance(value, (torch.nn.Module, torch.optim.Optimizer)) or is_simulator(value)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rose_compiler.frontend import components
 from rose_compiler.frontend.effects_val import FRESH, Val
+from rose_compiler.ir.effects import GLOBAL_STATES
 
 if TYPE_CHECKING:
     from rose_compiler.frontend.effects_expr import ExpressionWalker as Walker
@@ -23,6 +24,8 @@ def declared_call(
     keywords: dict[str, Val],
 ) -> Val:
     """A call whose author stated its effects."""
+    if declared is components.HOSTED:
+        return _hosted_call(walker, receiver, [*positional, *keywords.values()])
     names = components.declared_names(target)
     owner = getattr(target, "__self__", None)
     bound = owner is not None and not isinstance(owner, types.ModuleType)
@@ -47,6 +50,24 @@ def declared_call(
         return FRESH  # what it may overwrite later is said of steps in general
     places = frozenset(p for v in values.values() for p in v.all_places)
     return Val(places)
+
+
+def _hosted_call(walker: Walker, receiver: Val, given: list[Val]) -> Val:
+    """A call of a component in a host: it reads what it is given and changes the component."""
+    walker.out.calls.add("declared")
+    walker.out.may_raise = True
+    for value in (receiver, *given):
+        for place in value.all_places:
+            walker.out.reads.setdefault(place)
+    for place in receiver.all_places:
+        walker.out.writes.setdefault(place)
+        walker.out.deep.add(place)
+    if getattr(receiver.obj, "hosts", "") != "process":
+        # it lives in this process, whose generators and output are its own too
+        for state in GLOBAL_STATES:
+            walker.out.reads.setdefault(state)
+            walker.out.writes.setdefault(state)
+    return FRESH  # results are copied out of the host's memory
 
 
 def _declared_entries(walker: Walker, text: str, values: dict[str, Val]) -> list[str]:

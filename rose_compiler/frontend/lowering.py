@@ -85,6 +85,8 @@ class Lowering(LoopLowering):
         value: ast.expr = node.value  # type: ignore[attr-defined]
         wanted = _targets(node)
         own = isinstance(value, ast.Call) and not self.steps(value, scope)
+        # the result of a call in a host is unpacked behind it: nobody may wait for it before
+        own = own and not self.hosted(value, scope)
         if isinstance(value, ast.Call) and own and self.declared(value, scope):
             self.lower_component(value, scope, builder, node, live)
             return

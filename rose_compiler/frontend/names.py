@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rose_compiler.frontend.components import is_simulator
+from rose_compiler.frontend.components import is_hosted, is_simulator
 from rose_compiler.frontend.reachable import fields_of
 from rose_compiler.frontend.scalar import is_scalar
 from rose_compiler.frontend.source import is_user_type
@@ -91,6 +91,9 @@ class StateNames:
             return self._module(name, path, value)
         if isinstance(value, torch.optim.Optimizer):
             self.optimizers[name] = value
+            self.opaque.add(name)
+            return []
+        if is_hosted(value):
             self.opaque.add(name)
             return []
         if is_simulator(value):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.fx as fx
 
-from rose_compiler.frontend.components import is_simulator
+from rose_compiler.frontend.components import is_component
 from rose_compiler.frontend.groups import Groups
 from rose_compiler.frontend.known import graph_leaves
 from rose_compiler.frontend.names import StateNames, array_range, tensor_range
@@ -239,9 +239,7 @@ def _memory_inside(value: Any, depth: int) -> Iterator[tuple[int, int] | int]:
         inner = value.values()
     elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
         inner = value
-    elif not isinstance(value, (torch.nn.Module, torch.optim.Optimizer)) and not is_simulator(
-        value
-    ):
+    elif not is_component(value):
         inner = getattr(value, "__dict__", {}).values()
     for each in list(inner)[:64]:
         if isinstance(each, (torch.Tensor, np.ndarray, dict, list, tuple)) or (

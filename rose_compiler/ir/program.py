@@ -36,6 +36,11 @@ def is_call(node: fx.Node, op: Op | None = None) -> bool:
     return isinstance(node.target, Op) if op is None else node.target is op
 
 
+def is_hosted(node: fx.Node) -> bool:
+    """Whether the node is a call of a component that lives in a host of its own."""
+    return is_call(node) and bool(op_of(node).attributes.get("hosted"))
+
+
 def is_item(node: fx.Node) -> bool:
     """Whether the node only picks one result of a tuple."""
     return node.op == "call_function" and node.target is operator.getitem

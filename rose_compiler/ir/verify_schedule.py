@@ -20,7 +20,7 @@ from rose_compiler.ir.program import is_call, is_item
 from rose_compiler.ir.scope import nodes_in
 from rose_compiler.ir.verify_rules import Body, Fault, Rule, Subject
 
-_LANE = re.compile(r"(?P<kind>shard|thread|stream):(?P<name>[^\s:]+)")
+_LANE = re.compile(r"(?P<kind>shard|thread|stream|host):(?P<name>[^\s:]+)")
 
 
 def _scheduled(subject: Subject) -> Iterator[Body]:
@@ -67,10 +67,13 @@ def _lanes(subject: Subject) -> Iterator[Fault]:
                 continue
             match = _LANE.fullmatch(slot.lane)
             if match is None:
-                expected = '"", "shard:<g>", "thread:<name>" or "stream:<name>"'
+                expected = '"", "shard:<g>", "thread:<name>", "stream:<name>" or "host:<state>"'
                 yield Fault(f"the lane of {node}", node, expected, slot.lane)
             elif program.is_structure(node) or _free(node):
                 yield Fault(f"{node} is no operation a lane can run", node, "no lane", slot.lane)
+            elif match["kind"] == "host" and not program.is_hosted(node):
+                what = f"{node} is no call of a component in a host"
+                yield Fault(what, node, "no lane, or another kind", slot.lane)
             elif match["kind"] == "shard":
                 yield from _shard_lane(subject, node, match["name"])
 

@@ -12,6 +12,7 @@ from rose_compiler.passes.canonicalize import Canonicalize
 from rose_compiler.passes.defer import Defer
 from rose_compiler.passes.fuse import Fuse
 from rose_compiler.passes.hoist import HoistInvariant
+from rose_compiler.passes.hosts import Hosts
 from rose_compiler.passes.late import LateWork
 from rose_compiler.passes.place import Place
 from rose_compiler.passes.scan import Scan
@@ -51,7 +52,10 @@ ORDER: tuple[Entry, ...] = (
     Entry(Defer(), "after tile_batch: it collects whole batches, joined again by then"),
     Entry(Fuse(), "anywhere: it moves nothing; before late, which fixes where operations stand"),
     Entry(LateWork(), "behind all that make or remove operations: it fixes the order of the rest"),
-    Entry(Place(), "last: lanes for steps that nothing else has placed, and thread counts"),
+    Entry(Place(), "behind late: lanes for steps that nothing else has placed, and thread counts"),
+    Entry(
+        Hosts(), "last: bodies with steps are placed by then, and keep the order that steps want"
+    ),
 )
 
 

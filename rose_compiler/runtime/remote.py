@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from rose_compiler.base.profile import Span
+from rose_compiler.runtime.hosts.hosted import Pending, begin
 from rose_compiler.runtime.lanes import Task, ThreadLane, whole_step
 
 
@@ -162,6 +163,91 @@ class HostLane:
 
     def close(self) -> None:
         self.settle(self.timeout)
+
+
+class ComponentLane:
+    """A component that is used through :func:`rose_compiler.runtime.hosts.hosted`.
+
+    ``submit`` runs a function that calls it once, which begins the call and comes back; ``wait``
+    takes the answer in. The host keeps the order.
+    """
+
+    def __init__(self, name: str, *, timeout: float | None = None) -> None:
+        self.name = name
+        self.timeout = timeout
+        self.failed: list[Task] = []
+        self.skipped: list[Task] = []
+        self.spans: list[Span] | None = None
+        self._running: list[ComponentTask] = []
+
+    def submit(self, site: int, fn: Callable[..., Any], *args: Any) -> Task:
+        task = ComponentTask(self, site)
+        values = tuple(a.wait() if isinstance(a, Task) else a for a in args)
+        try:
+            begun = begin(fn, values)
+        except Exception as error:
+            task.error, task.done = error, True
+            self.failed.append(task)
+            return task
+        if isinstance(begun, Pending):
+            task.pending = begun
+            self._running.append(task)
+        else:
+            task.value, task.done = begun, True
+            task.span("publish")
+        return task
+
+    def step(self, site: int, shard: Any, action: Any, packed: bool = False) -> Task:
+        return self.submit(site, shard.step, action)
+
+    def settle(self, grace: float | None) -> bool:
+        for task in tuple(self._running):
+            task.receive(grace)
+        return True
+
+    def close(self) -> None:
+        self.settle(self.timeout)
+
+
+class ComponentTask(Task):
+    """A call under way in a component's host."""
+
+    __slots__ = ("pending", "start")
+
+    def __init__(self, lane: ComponentLane, site: int) -> None:
+        super().__init__(lane, site)
+        self.pending: Pending | None = None
+        self.start = perf_counter()
+
+    def wait(self) -> Any:
+        if not self.done:
+            self.receive(self.lane.timeout)  # type: ignore[attr-defined]
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    def receive(self, timeout: float | None) -> None:
+        """Take the result in, or what the call raised."""
+        lane, pending = self.lane, self.pending
+        assert isinstance(lane, ComponentLane)
+        assert pending is not None
+        pending.collect(timeout)
+        self.value, self.error, self.done = pending.value, pending.error, True
+        if self.error is not None:
+            lane.failed.append(self)
+        lane._running.remove(self)
+        self.span(pending.what, pending.times)
+        self.pending = None
+
+    def span(self, what: str, ran: tuple[float, float, float] | None = None) -> None:
+        """Note when the call ran, where spans are wanted."""
+        if self.lane.spans is None:
+            return
+        span = Span(what, self.lane.name, self.start, perf_counter(), site=self.site)
+        if ran is not None:
+            start, end, cpu = ran
+            span = replace(span, cpu_s=cpu, issue_s=self.start, ran_s=(start, end))
+        self.lane.spans.append(span)
 
 
 class HostTask(Task):

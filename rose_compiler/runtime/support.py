@@ -20,7 +20,7 @@ from rose_compiler.runtime.events import StreamLane, Streams, TorchStreams
 from rose_compiler.runtime.lanes import InlineLane, Lane, ThreadLane
 from rose_compiler.runtime.optimizers import Fused, why_not_fused
 from rose_compiler.runtime.recovery import Finisher
-from rose_compiler.runtime.remote import HostLane, ShardLane
+from rose_compiler.runtime.remote import ComponentLane, HostLane, ShardLane
 
 #: Seconds that lanes get to come to rest after a fault; what runs longer is left behind.
 GRACE = 4.0
@@ -34,8 +34,9 @@ class Runtime:
 
     ``serial`` runs every lane in the coordinator, in issue order. ``timeout`` bounds each wait in
     seconds (``None``: no bound). ``threads`` is the number of torch's intra-operation threads in
-    thread lanes. ``device`` and ``streams`` say what ``stream:`` lanes run on; ``hosts`` are the
-    hosts of ``host:`` lanes by name. With ``trace``, each task leaves a span in ``timeline``.
+    thread lanes. ``device`` and ``streams`` say what ``stream:`` lanes run on; ``hosts`` are bare
+    hosts of ``host:`` lanes by name, other ``host:`` lanes run calls of hosted components. With
+    ``trace``, each task leaves a span in ``timeline``.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Runtime:
         """The lane of this name; it is made the first time. The part before the colon says what
         kind it is: ``shard``, ``thread``, ``stream`` or ``host``.
 
-        Raises ``ConfigError`` for another kind, or a host that the runtime was not given.
+        Raises ``ConfigError`` for another kind.
         """
         found = self._lanes.get(name)
         if found is None:
@@ -95,12 +96,7 @@ class Runtime:
         if kind == "stream":
             return StreamLane(name, self.streams)
         if rest not in self.hosts:
-            raise fail(
-                "config-argument",
-                f"lane {name!r} names a host that the runtime was not given",
-                expected="one of " + (", ".join(self.hosts) or "none"),
-                found=repr(rest),
-            )
+            return ComponentLane(name, timeout=self.timeout)
         return HostLane(name, self.hosts[rest], timeout=self.timeout)
 
     def drain(self) -> None:

@@ -16,6 +16,7 @@ def candidates(
     asynchronous: bool,
     eager: bool,
     fuse: bool = False,
+    hosted: bool = False,
 ) -> list[Decision | None]:
     """Schedules to try, the user's own statements (``None``) or program order first.
 
@@ -27,6 +28,7 @@ def candidates(
         eager: whether the user's own statements can be run.
         fuse: whether an optimizer's steps can be fused; no candidate is without it then, since a
             fused step does the same work in fewer calls.
+        hosted: whether components live in hosts; every candidate runs their calls beside the rest.
     """
     found: list[Decision | None] = [None if eager else Decision()]
     groups = [g for g in (2, MAX_GROUPS) if g <= shards] or [1]
@@ -46,9 +48,10 @@ def candidates(
                         rollout_threads=rollout,
                         update_threads=update,
                         fuse=fuse,
+                        hosted=hosted,
                     )
                 )
     if close and threads > 1:
-        found.append(Decision(rollout_threads=1, update_threads=1, fuse=fuse))
-        found.append(Decision(rollout_threads=1, fuse=fuse))
+        found.append(Decision(rollout_threads=1, update_threads=1, fuse=fuse, hosted=hosted))
+        found.append(Decision(rollout_threads=1, fuse=fuse, hosted=hosted))
     return found

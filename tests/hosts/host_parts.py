@@ -151,3 +151,54 @@ def dying_factory() -> Part:
 def sleeping_factory() -> Part:
     time.sleep(60)
     return Part()
+
+
+class Learner:
+    """A component that takes parameters, and keeps what it is told to."""
+
+    def __init__(self) -> None:
+        self._w: Any = None
+        self._kept: list[Any] = []
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._w = state["w"]
+
+    def weight(self) -> float:
+        return float(self._w[0])
+
+    def slowly(self) -> float:
+        time.sleep(0.02)
+        return self.weight()
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def keep(self, value: Any) -> None:
+        self._kept.append(value)
+
+    def kept(self) -> list[Any]:
+        return self._kept
+
+    def forget(self) -> None:
+        self._kept = []
+
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    def cores(self) -> set[int]:
+        return os.sched_getaffinity(0)
+
+    def module(self) -> str:
+        return type(self).__module__
+
+    def lock(self) -> Any:
+        return threading.Lock()
+
+    def fail(self) -> None:
+        raise KeyError("gone")
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)

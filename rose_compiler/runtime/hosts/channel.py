@@ -11,7 +11,7 @@ import struct
 HEADER = struct.Struct("<BxxxIQ")
 
 # what the parent asks
-START, CALL, SHARE, CLOSE = 1, 2, 3, 4
+START, CALL, SHARE, CLOSE, RAW = 1, 2, 3, 4, 5
 # how the worker answers: nothing, a pickled value, bytes as they are, an exception
 NONE, VALUE, BYTES, ERROR = 16, 17, 18, 19
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -37,8 +37,16 @@ GRACE = 2.0
 class Child:
     """A running worker: its process, the socket to it and the memory shared with it."""
 
-    def __init__(self, name: str, environment: Mapping[str, str] | None) -> None:
-        """Start a worker. Raises ``RuntimeFault`` if the system can't."""
+    def __init__(
+        self,
+        name: str,
+        environment: Mapping[str, str] | None,
+        cores: Collection[int] | None = None,
+    ) -> None:
+        """Start a worker, bound to ``cores`` if they are given.
+
+        Raises ``RuntimeFault`` if the system can't.
+        """
         if not sys.executable:
             raise fail("host-start", f"host {name!r}: this Python does not know its executable")
         self.sock, theirs = socket.socketpair()
@@ -51,7 +59,7 @@ class Child:
             *(str(os.getpid()), str(int(by_main_thread))),
         ]
         try:
-            with _interrupts_held():
+            with _interrupts_held(), _bound(cores):
                 self.process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -157,6 +165,20 @@ def _python_path() -> dict[str, str]:
     if not any(Path(entry or os.curdir).resolve() == root for entry in sys.path):
         return {}
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))}
+
+
+@contextmanager
+def _bound(cores: Collection[int] | None) -> Iterator[None]:
+    """What is started inside inherits the cores of this thread, and has them before it runs."""
+    if cores is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from rose_compiler.runtime.hosts.channel import (
     CALL,
     CLOSE,
     NONE,
+    RAW,
     SHARE,
     START,
     VALUE,
@@ -43,7 +44,8 @@ class ProcessHost:
     once; larger data belongs into memory from :meth:`share`.
 
     ``timeout``: default limit of :meth:`wait` in seconds, None for none. ``start_timeout``: limit
-    for starting the process and building the component.
+    for starting the process and building the component. ``cores``: the numbers of the cores that
+    all threads of the process may use, in force before it starts; None for the caller's.
 
     Raises ``FactoryError`` if the factory can't be pickled, naming the captured variable.
     """
@@ -55,6 +57,7 @@ class ProcessHost:
         name: str = "host",
         timeout: float | None = None,
         environment: Mapping[str, str] | None = None,
+        cores: Collection[int] | None = None,
         start_timeout: float | None = 120.0,
     ) -> None:
         blob = dump_factory(factory, name)
@@ -67,7 +70,7 @@ class ProcessHost:
         self._count = 0
         self._shared = 0
         self._broken: Callable[[], BaseException] | None = None
-        self._child = Child(name, environment)
+        self._child = Child(name, environment, cores)
         self._finalizer = weakref.finalize(self, self._child.stop)
         self._finalizer.atexit = False  # the children are stopped together at exit
         self._socket = self._child.sock
@@ -108,6 +111,10 @@ class ProcessHost:
                 known = self._bare[method] = dump_call(method, args, kwargs)
             payload = known
         return self._post(CALL, payload, method)
+
+    def submit_raw(self, payload: bytes, what: str) -> Ticket:
+        """Begin ``component.raw(payload)``, which answers with bytes; ``what`` is for errors."""
+        return self._post(RAW, payload, what)
 
     def wait(self, ticket: Ticket, timeout: float | None = None) -> Any:
         """The result of a submitted call, or its exception with the worker's traceback as a note.

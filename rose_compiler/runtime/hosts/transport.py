@@ -50,9 +50,12 @@ def dump_call(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> byt
     try:
         return bytes(cloudpickle.dumps((method, args, kwargs)))
     except Exception as error:
-        raise fail(
-            "host-pickle", f"an argument of {method}() can't be pickled: {_brief(error)}"
-        ) from error
+        raise unpicklable_argument(method, error) from error
+
+
+def unpicklable_argument(method: str, error: Exception) -> RoseError:
+    """The error of an argument that can't travel."""
+    return fail("host-pickle", f"an argument of {method}() can't be pickled: {_brief(error)}")
 
 
 def dump_result(method: str, value: Any) -> bytes:
@@ -63,11 +66,13 @@ def dump_result(method: str, value: Any) -> bytes:
         try:
             return bytes(cloudpickle.dumps(value))
         except Exception as error:
-            raise fail(
-                "host-pickle",
-                f"the result of {method}(), a {_type_name(value)}, can't be pickled: "
-                f"{_brief(error)}",
-            ) from error
+            raise unpicklable_result(method, value, error) from error
+
+
+def unpicklable_result(method: str, value: Any, error: Exception) -> RoseError:
+    """The error of a result that can't travel."""
+    what = f"the result of {method}(), a {_type_name(value)}, can't be pickled: {_brief(error)}"
+    return fail("host-pickle", what)
 
 
 def dump_exception(error: BaseException) -> bytes:

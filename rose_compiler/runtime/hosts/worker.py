@@ -28,6 +28,7 @@ from rose_compiler.runtime.hosts.channel import (
     CLOSE,
     ERROR,
     NONE,
+    RAW,
     SHARE,
     START,
     VALUE,
@@ -82,6 +83,8 @@ class Worker:
     def _run(self, op: int, payload: bytes) -> tuple[int, bytes]:
         if op == CALL:
             method, result = self._call(payload)
+        elif op == RAW:
+            return BYTES, self.target.raw(payload)
         elif op == SHARE:
             method, offset, size, args = pickle.loads(payload)
             block = mmap.mmap(self.memory, size, offset=offset)
