@@ -17,6 +17,7 @@ from rose_compiler.codegen.loops import Function
 from rose_compiler.codegen.module import Module
 from rose_compiler.codegen.schedule import Schedule, schedule
 from rose_compiler.codegen.scopes import Scope
+from rose_compiler.ir.ops import FUSE
 from rose_compiler.ir.program import Program, is_call, op_of, output_node, placeholders
 
 _serial = itertools.count(1)
@@ -91,14 +92,17 @@ def _run(f: Function, program: Program) -> None:
                 f"{variable} = rt.{word}({f.variables[root]}, {f.module.printer.value(what, {})})"
             )
         body = f.plan.bodies[program.graph]
-        if f.plan.plain:
+        # what is switched on for a run is switched off behind it, however it ends
+        fuses = any(is_call(n, FUSE) for n in program.nodes())
+        if f.plan.plain and not fuses:
             _body(f, program, f.scope_of(body))
             return
         with f.writer.block("try:"):
             _body(f, program, f.scope_of(body))
-        with f.writer.block("except BaseException as error:"):
-            f.writer.line("rt.fault(error, FAULTS)")
-            f.writer.line("raise")
+        if not f.plan.plain:
+            with f.writer.block("except BaseException as error:"):
+                f.writer.line("rt.fault(error, FAULTS)")
+                f.writer.line("raise")
         with f.writer.block("finally:"):
             f.writer.line("rt.drain()")
 

@@ -313,3 +313,18 @@ def test_tuning_takes_a_tenth_of_a_loop_of_known_length_at_most():
     compiled(net, optimizer, gymnasium.vector.SyncVectorEnv([Env]), torch.zeros(1, 2), 30, [])
     assert chooser.budget_trips == 9, "another call's trips come on top"
     compiled.close()
+
+
+def test_what_a_run_switches_on_is_off_behind_it():
+    """Steps are fused while a schedule runs, with lanes or without; the optimizer is as before."""
+    for fn, env in ((online, gymnasium.vector.SyncVectorEnv([Env])), (supervised, None)):
+        compiled = rose_compiler.compile(fn, tune=False)
+        net, optimizer = parts()
+        data = [torch.ones(2)] * 2
+        args = (data, 4, []) if env is None else (env, torch.zeros(1, 2), 4, [])
+        for _ in range(2):
+            compiled(net, optimizer, *args)
+        assert "rt.fuse(optimizer)" in compiled.source
+        assert not optimizer._optimizer_step_pre_hooks
+        assert not optimizer._optimizer_step_post_hooks
+        compiled.close()
