@@ -45,9 +45,10 @@ def call(walker: Walker, node: ast.Call) -> Val:
         if holder is not None and not isinstance(holder, (type, types.ModuleType)):
             receiver = walker.live(holder, value.places)
     if target is not NOT_STATIC and _callable_object(target):
-        receiver = walker.live(target, receiver.places) if receiver.static else FRESH
-        if isinstance(node.func, ast.Name):
-            receiver = walker.expr(node.func, load=False)
+        if not isinstance(node.func, ast.Attribute):
+            receiver = value  # a name, an item of a container, what a call gave
+        else:
+            receiver = walker.live(target, receiver.places) if receiver.static else FRESH
     positional, starred = _positional(walker, node)
     keywords = {k.arg or "**": walker.expr(k.value) for k in node.keywords}
     if "**" in keywords:

@@ -10,6 +10,8 @@ import torch
 from rose_compiler.frontend.capture import capture
 from rose_compiler.frontend.names import StateNames
 from rose_compiler.ir import interp
+from rose_compiler.ir.deps import why
+from rose_compiler.ir.program import is_call, op_of
 from rose_compiler.testing.capturing import difference, first_trip, shuffle, values_of
 
 
@@ -136,3 +138,30 @@ def test_optimizers_and_their_schedulers_are_known_without_links():
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     names = StateNames({"net": net, "scheduler": scheduler, "optimizer": optimizer})
     assert names.linked("optimizer") == names.linked("scheduler") == []
+
+
+class _Heads:
+    def __init__(self) -> None:
+        self.by_name = torch.nn.ModuleDict({"value": torch.nn.Linear(2, 1)})
+        self.by_number = torch.nn.ModuleList([torch.nn.Linear(2, 1)])
+        parameters = [*self.by_name.parameters(), *self.by_number.parameters()]
+        self.optimizer = torch.optim.SGD(parameters, lr=0.1)
+
+
+def _items(heads: _Heads, x: torch.Tensor):
+    with torch.no_grad():
+        value = heads.by_name["value"](x)
+        other = heads.by_number[0](x)
+    heads.optimizer.step()
+    return value, other
+
+
+def test_modules_that_are_items_of_containers_read_their_parameters():
+    program = first_trip(_items, _Heads(), torch.ones(1, 2)).captured.program
+    calls = [n for n in program.graph.nodes if is_call(n) and op_of(n).kind == "block"]
+    *forwards, step = calls
+    assert len(forwards) == 2
+    for forward in forwards:
+        blocker = why(program, forward, step)
+        assert blocker is not None
+        assert blocker.code == "effects-conflict"
