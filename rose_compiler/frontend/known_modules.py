@@ -18,7 +18,8 @@ _READ_OUT = KnownEffects(reads=("self",), alias=("self",))
 _METHODS: dict[str, KnownEffects] = {
     "train": KnownEffects(writes=("self#mode",), alias=("self",), may_raise=False),
     "eval": KnownEffects(writes=("self#mode",), alias=("self",), may_raise=False),
-    "requires_grad_": KnownEffects(writes=("self#mode",), alias=("self",)),
+    # who records from the parameters, and backward, look at it
+    "requires_grad_": KnownEffects(writes=("self#params", "self#mode"), alias=("self",)),
     "zero_grad": KnownEffects(writes=("self#grads",)),
     "load_state_dict": KnownEffects(reads=("arg0",), writes=("self",)),
     "to": KnownEffects(reads=("self",), writes=("self",), alias=("self",)),

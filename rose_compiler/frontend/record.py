@@ -12,6 +12,7 @@ import torch
 import torch.fx as fx
 
 from rose_compiler.frontend.components import is_component
+from rose_compiler.frontend.effects_val import IMMUTABLE
 from rose_compiler.frontend.groups import Groups
 from rose_compiler.frontend.known import graph_leaves
 from rose_compiler.frontend.names import StateNames, array_range, tensor_range
@@ -42,8 +43,9 @@ class Record:
     """Everything seen of one program while it ran in program order.
 
     Results are held strongly until :meth:`release`: as long as a value lives, its address is its
-    own. ``types`` has every combination of argument types that was seen, ``leaves`` and ``saved``
-    the states whose gradients a ``backward`` wrote and whose memory its graph had kept.
+    own. ``recorded`` has the nodes that recorded an autograd graph, and whether a result may
+    lead there; ``types`` has every combination of argument types that was seen, ``leaves`` and
+    ``saved`` the states whose gradients a ``backward`` wrote and whose memory its graph had kept.
     """
 
     names: StateNames
@@ -51,6 +53,7 @@ class Record:
     results: dict[fx.Node, list[Any]] = field(default_factory=dict)
     counts: collections.Counter[fx.Node] = field(default_factory=collections.Counter)
     types: dict[fx.Node, dict[tuple[type | None, ...], None]] = field(default_factory=dict)
+    recorded: dict[fx.Node, bool] = field(default_factory=dict)
     leaves: dict[fx.Node, dict[str, None]] = field(default_factory=dict)
     saved: dict[fx.Node, dict[str, None]] = field(default_factory=dict)
 
@@ -66,6 +69,8 @@ class Record:
         self.counts.update(later.counts)
         for node, types in later.types.items():
             self.types.setdefault(node, {}).update(types)
+        for node, leads in later.recorded.items():
+            self.recorded[node] = leads or self.recorded.get(node, False)
         for mine, more in ((self.leaves, later.leaves), (self.saved, later.saved)):
             for node, states in more.items():
                 mine.setdefault(node, {}).update(states)
@@ -78,6 +83,7 @@ class Record:
             {to[n]: v for n, v in self.results.items()},
             collections.Counter({to[n]: v for n, v in self.counts.items()}),
             {to[n]: v for n, v in self.types.items()},
+            {to[n]: v for n, v in self.recorded.items()},
             {to[n]: v for n, v in self.leaves.items()},
             {to[n]: v for n, v in self.saved.items()},
         )
@@ -89,6 +95,7 @@ class Recorder(Hooks):
     def __init__(self, program: Program) -> None:
         self.record = Record(StateNames(program.objects))
         self._values: dict[fx.Node, tuple[int, ...]] = {}
+        self._made = 0
 
     def before(self, node: fx.Node, args: tuple[Any, ...]) -> None:
         if not is_call(node) or (op := op_of(node)).kind == "builtin":
@@ -99,6 +106,7 @@ class Recorder(Hooks):
         self.record.types.setdefault(node, {}).setdefault(types)
         if seen < KEEP and any("backward" in line for line in op.source):
             self._graphs(node, args)
+        self._made = graph_nodes_made()
         if seen:
             return
         states = [isinstance(a, fx.Node) and is_state(a) for a in node.args]
@@ -107,6 +115,9 @@ class Recorder(Hooks):
         self.record.examples[node] = Example(kept, types, rng)
 
     def after(self, node: fx.Node, args: tuple[Any, ...], result: Any) -> None:
+        if is_call(node) and op_of(node).kind != "builtin" and graph_nodes_made() > self._made:
+            leads = self.record.recorded.get(node, False) or may_lead_back(result)
+            self.record.recorded[node] = leads
         if facts.get(node).spec is None:
             facts.put(node, spec=spec_of(result))
         if not all(is_item(u) for u in node.users) or not node.users:
@@ -144,6 +155,20 @@ class Recorder(Hooks):
                 found = tensor_range(tensor)
                 if found is not None:
                     saved.update(dict.fromkeys(names.overlapping(*found)))
+
+
+def graph_nodes_made() -> int:
+    """How many nodes of autograd graphs this thread has made: backward goes by that number."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def may_lead_back(value: Any) -> bool:
+    """Whether a value may hold a tensor with an autograd graph."""
+    if isinstance(value, torch.Tensor):
+        return value.requires_grad
+    if isinstance(value, tuple):
+        return any(map(may_lead_back, value))
+    return not isinstance(value, (*IMMUTABLE, np.ndarray))
 
 
 def tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:

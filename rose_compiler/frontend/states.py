@@ -20,6 +20,7 @@ from rose_compiler.frontend.effects_val import Effects, Val, grads_of
 from rose_compiler.frontend.held import add_held, result_nodes, share_statically
 from rose_compiler.frontend.links import add_links
 from rose_compiler.frontend.record import Record, find_aliases
+from rose_compiler.frontend.recording import uses
 from rose_compiler.frontend.scope import Static
 from rose_compiler.frontend.simulators import hands_out_fresh
 from rose_compiler.ir import facts
@@ -82,7 +83,9 @@ def refine(program: Program, record: Record, log: RemarkLog) -> None:
         _mark_opaque(node, effects, record)
     add_held(program, found, record.names)
     for node, effects in found.items():
-        _sign(op_of(node), effects)
+        op = op_of(node)
+        _sign(op, effects)
+        op.signature = replace(op.signature, records=uses(node, op.signature, record))
 
 
 def _analyze_all(program: Program, record: Record, trained: set[str]) -> dict[fx.Node, Effects]:

@@ -1,4 +1,5 @@
-"""Dependences between the nodes of one body: values, effects and control, with distances.
+"""Dependences between the nodes of one body: values, effects, control and the order of recording,
+with distances.
 
 A dependence of distance d says that its destination, in the trip d after that of its source, has to
 wait for it. ``docs/house.md`` states what may leave program order: whatever no dependence holds.
@@ -22,6 +23,7 @@ from rose_compiler.ir.edges import Finder, takes_part
 from rose_compiler.ir.effects import EVERYTHING, Effect
 from rose_compiler.ir.ops import LOOP, OpTable
 from rose_compiler.ir.program import LoopView, Program, is_call, is_item
+from rose_compiler.ir.recorded import Recorded
 from rose_compiler.ir.scope import OUTPUTS, root_of
 from rose_compiler.ir.summary import Summary
 
@@ -46,6 +48,7 @@ class Dependences:
     def __init__(self, of: Program) -> None:
         self.program = of
         self.scope = Summary(of)
+        self.recorded = Recorded(self.scope)
         self._edges: dict[fx.Graph, tuple[Edge, ...]] = {}
         self._by_source: dict[fx.Graph, dict[fx.Node, list[Edge]]] = {}
 
@@ -58,7 +61,7 @@ class Dependences:
     def edges(self, graph: fx.Graph) -> tuple[Edge, ...]:
         """All dependences between nodes of one body, those between trips of its loop included."""
         if graph not in self._edges:
-            self._edges[graph] = tuple(Finder(self.scope, graph).run())
+            self._edges[graph] = tuple(Finder(self.scope, self.recorded, graph).run())
         return self._edges[graph]
 
     def between(self, a: fx.Node, b: fx.Node, distance: int = 0) -> tuple[Edge, ...]:
@@ -239,6 +242,8 @@ def _explain(deps: Dependences, edge: Edge, distance: int) -> tuple[str, str, st
         return code, f"{dst} uses what {src} makes{later}", None
     if edge.kind == "control":
         return "early-exit", f"whether {dst} runs hangs on {src}{later}", None
+    if edge.kind == "record":
+        return "grad-graph", recorded_order(edge) + later, None
     unknown = [n for n in (edge.src, edge.dst) if _unknown(deps, n)]
     does = {"flow": "reads", "anti": "writes", "output": "writes"}[edge.kind]
     did = "reads" if edge.kind == "anti" else "writes"
@@ -264,6 +269,16 @@ def _explain(deps: Dependences, edge: Edge, distance: int) -> tuple[str, str, st
     if edge.kind == "flow" and edge.distance != 0 and not edge.applies(0):
         return "carried-dependence", what, None
     return "effects-conflict", what, None
+
+
+def recorded_order(edge: Edge) -> str:
+    """Why two operations that record gradients keep their order, in words."""
+    named = edge.state is not None and edge.state[0] not in "%*"
+    shared = edge.state if named else "what they share"
+    return (
+        f"{title(edge.src)} and {title(edge.dst)} record gradients, and those of {shared} add up "
+        "in the order that they run in"
+    )
 
 
 def _unknown(deps: Dependences, node: fx.Node) -> bool:

@@ -56,6 +56,8 @@ def print_op(op: Op, alias: str) -> list[str]:
     for word, entries in (("reads", signature.reads), ("writes", signature.writes)):
         if entries is not None:
             told.append(f"{word}={value(list(entries), {})}")
+    if signature.records:
+        told.append(f"records={value(list(signature.records), {})}")
     if signature.batch is not None:
         told.append(f"batch={value(dict(signature.batch), {})}")
     for word, found, default in (

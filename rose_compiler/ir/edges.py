@@ -11,16 +11,18 @@ from rose_compiler.ir import program, sym
 from rose_compiler.ir.effects import EVERYTHING, Effect, related
 from rose_compiler.ir.ops import BRANCH, BREAK_IF, SHARD, STATE
 from rose_compiler.ir.program import LoopView, is_call
+from rose_compiler.ir.recorded import Recorded
 from rose_compiler.ir.scope import Iteration, nodes_in, root_of
 from rose_compiler.ir.summary import Summary
 
-Kind = Literal["value", "flow", "anti", "output", "control"]
+Kind = Literal["value", "flow", "anti", "output", "control", "record"]
 
 
 class Edge(NamedTuple):
     """``dst`` waits for ``src``.
 
-    ``state`` names what both touch, for dependences through effects. ``distance`` is the exact
+    ``state`` names what both touch, for dependences through effects, or the tensor that both record
+    graphs from (see :mod:`rose_compiler.ir.recorded`). ``distance`` is the exact
     number of trips between them, or ``None`` for any number from ``least`` on.
     """
 
@@ -48,8 +50,9 @@ def takes_part(node: fx.Node) -> bool:
 class Finder:
     """Finds the edges of one body; :meth:`run` once."""
 
-    def __init__(self, scope: Summary, graph: fx.Graph) -> None:
+    def __init__(self, scope: Summary, recorded: Recorded, graph: fx.Graph) -> None:
         self.scope = scope
+        self.recorded = recorded
         self.graph = graph
         self.is_loop = graph in scope.iteration
         self.iteration = scope.iteration.get(graph, Iteration())
@@ -69,6 +72,8 @@ class Finder:
         self._values()
         self._effects()
         self._control()
+        for first, second, tensor, trips in self.recorded.orders(self.graph, self.nodes):
+            self._add(first, second, "record", tensor, None if trips else 0, trips)
         for key in dict.fromkeys([*self.exact, *self.any_from]):
             least = self.any_from.get(key)
             for d in sorted(self.exact.get(key, ())):

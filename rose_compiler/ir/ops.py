@@ -32,6 +32,9 @@ class Signature:
     (``"rng:torch"``); ``None`` means unknown, that is everything. ``batch`` promises that the rows
     of the named parameters and results (``"return.0"``) along the given axis do not mix. ``exact``
     says whether a tile of rows was seen to give the same bits as the whole (``None``: not probed).
+    ``records`` are the entries of what it uses while it records an autograd graph that somebody may
+    go back through (``"*"`` for anything), empty if it records none, ``None`` if that is not known:
+    then the type of its result tells.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Signature:
     exact: bool | None = None
     may_raise: bool = True
     declared: bool = False  # the user stated the effects
+    records: tuple[str, ...] | None = None
 
     @property
     def pure(self) -> bool:

@@ -78,7 +78,7 @@ def _is_attributes(found: Any) -> bool:
 
 
 _WORDS = (
-    *("name", "kind", "params", "reads", "writes", "batch"),
+    *("name", "kind", "params", "reads", "writes", "records", "batch"),
     *("results", "exact", "may_raise", "declared", "calls", "attributes"),
 )
 
@@ -103,8 +103,9 @@ def read_op(
     params = tuple(args.take("params", is_strings, "a list of names", list(params)))
     reads = args.take("reads", is_strings, "a list of effect entries", None)
     writes = args.take("writes", is_strings, "a list of effect entries", None)
+    records = args.take("records", is_strings, "a list of effect entries", None)
     batch = args.take("batch", _is_batch, 'a dict like {"obs": 0}', None)
-    for entry in (*(reads or ()), *(writes or ())):
+    for entry in (*(reads or ()), *(writes or ()), *(records or ())):
         _check_entry(entry, params, function, reader)
     signature = Signature(
         args.take("name", lambda n: type(n) is str and n != "", "a name", function.name),
@@ -116,6 +117,7 @@ def read_op(
         exact=args.take("exact", lambda e: e is None or type(e) is bool, "True or False", None),
         may_raise=args.take("may_raise", lambda e: type(e) is bool, "True or False", True),
         declared=args.take("declared", lambda e: type(e) is bool, "True or False", False),
+        records=None if records is None else tuple(records),
     )
     kinds = tuple(k for k in KINDS if k != "builtin")
     kind = args.take("kind", lambda k: k in kinds, " or ".join(kinds), "block")

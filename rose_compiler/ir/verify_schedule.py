@@ -17,6 +17,7 @@ from rose_compiler.ir import facts, program
 from rose_compiler.ir.edges import Edge, takes_part
 from rose_compiler.ir.ops import SHARD
 from rose_compiler.ir.program import is_call, is_item
+from rose_compiler.ir.recorded import records
 from rose_compiler.ir.scope import nodes_in
 from rose_compiler.ir.verify_rules import Body, Fault, Rule, Subject
 
@@ -71,6 +72,8 @@ def _lanes(subject: Subject) -> Iterator[Fault]:
                 yield Fault(f"the lane of {node}", node, expected, slot.lane)
             elif program.is_structure(node) or _free(node):
                 yield Fault(f"{node} is no operation a lane can run", node, "no lane", slot.lane)
+            elif records(node):
+                yield Fault(f"{node} records gradients on a lane", node, "no lane", slot.lane)
             elif match["kind"] == "host" and not program.is_hosted(node):
                 what = f"{node} is no call of a component in a host"
                 yield Fault(what, node, "no lane, or another kind", slot.lane)

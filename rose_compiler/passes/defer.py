@@ -17,7 +17,7 @@ import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import bodies, facts
-from rose_compiler.ir.deps import Dependences, place, title
+from rose_compiler.ir.deps import Dependences, place, recorded_order, title
 from rose_compiler.ir.edges import Edge
 from rose_compiler.ir.effects import parse_entry, related
 from rose_compiler.ir.program import (
@@ -28,6 +28,7 @@ from rose_compiler.ir.program import (
     is_structure,
     op_of,
 )
+from rose_compiler.ir.recorded import records
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes.base import Pass, PassContext, context_of
 from rose_compiler.passes.fission import Fission, Splitter, batch_rows, rows_known, values_of_trip
@@ -177,6 +178,12 @@ def _held(
         inside, outside = edge.src in out, edge.dst in out
         if inside != outside and _by_copy(edge.src if inside else edge.dst, edge, leaving, deps):
             continue
+        if (
+            edge.kind == "record"
+            and inside
+            and (not outside or {edge.src, edge.dst} & set(batched))
+        ):
+            return Blocker("grad-graph", recorded_order(edge))
         if inside and not outside:
             what = f"{title(edge.dst)} touches {edge.state} behind {title(edge.src)}"
         elif outside and not inside and edge.kind in ("flow", "control"):
@@ -255,7 +262,7 @@ def _separable(
 def _graph_of_grads(node: fx.Node) -> Blocker | None:
     spec = facts.get(node).spec
     graphless = any(c.kind in _NO_GRAD for c in facts.get(node).context)
-    if not graphless and (spec is None or spec.requires_grad):
+    if records(node) or (not graphless and (spec is None or spec.requires_grad)):
         return Blocker("grad-graph", f"{title(node)} may build an autograd graph on every trip")
     return None
 

@@ -14,10 +14,10 @@ from rose_compiler.ir.effects import related
 from rose_compiler.ir.motion import pinned
 from rose_compiler.ir.ops import STATE
 from rose_compiler.ir.program import LoopView, is_call, is_structure, op_of
+from rose_compiler.ir.recorded import records
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes.base import Pass, PassContext, context_of, erased
 from rose_compiler.passes.hoist_draws import hoist_draws
-from rose_compiler.passes.recorded import records
 
 #: Types of values that hold no reference to anything else. None: unknown, as in parsed programs.
 PLAIN = frozenset({"tensor", "array", "scalar", "none"})
@@ -53,7 +53,7 @@ class HoistInvariant(Pass):
                 f"nothing is known of what {title(node)} reads and writes",
                 "declare its reads and writes with `rose_compiler.component` or `declare`",
             )
-        if records(facts.get(node).spec):
+        if records(node):
             return Blocker(
                 "grad-graph",
                 f"{title(node)} records gradients: one graph for all trips could be gone back "

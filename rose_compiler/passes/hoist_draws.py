@@ -15,6 +15,7 @@ from rose_compiler.ir.draws import Hoisted, Noise, differs, take_draws
 from rose_compiler.ir.facts import Spec
 from rose_compiler.ir.ops import DRAW, RANDN
 from rose_compiler.ir.program import LoopView, is_call, is_item, op_of, placeholders
+from rose_compiler.ir.recorded import records
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.ir.slice import draws_random
 from rose_compiler.passes.base import PassContext, context_of
@@ -61,6 +62,10 @@ def without_draws(node: fx.Node) -> Hoisted | Blocker:
     """A traced operation's graph with its draws as inputs, or why they stay inside."""
     body = op_of(node).body
     assert body is not None
+    if records(node):
+        return Blocker(
+            "grad-graph", f"{title(node)} records gradients, and is left as it was captured"
+        )
     if body not in _KNOWN:
         _KNOWN[body] = _without_draws(node, body)
     return _KNOWN[body]

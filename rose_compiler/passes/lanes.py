@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
+from rose_compiler.ir.deps import place, title
 from rose_compiler.ir.ops import SHARD
 from rose_compiler.ir.program import is_call, op_of, state_name
+from rose_compiler.ir.recorded import records
 from rose_compiler.ir.scope import Scope
 from rose_compiler.passes.base import PassContext
 from rose_compiler.passes.recurrence import step_position
@@ -20,6 +22,16 @@ def lane_of(step: fx.Node, scope: Scope, context: PassContext) -> str | Blocker:
     """
     if context.options.lanes == "inline":
         return Blocker("switched-off", "the decision lets the coordinator run every step itself")
+    if records(step):
+        # each thread counts what it records by itself, and backward goes by these numbers
+        where = place(step)
+        return Blocker(
+            "grad-graph",
+            f"{title(step)} records gradients, and of a graph made on two threads backward adds "
+            "them up in another order",
+            "`with torch.no_grad():` around it, if no gradient is wanted",
+            where=(where,) if where else (),
+        )
     op = op_of(step)
     env = step.args[step_position(op, "env")]
     assert isinstance(env, fx.Node)

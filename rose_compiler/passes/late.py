@@ -24,7 +24,6 @@ from rose_compiler.passes.base import Pass, PassContext, context_of, is_work
 from rose_compiler.passes.borrowed import borrowed_edge, lends, own, why_not_copied
 from rose_compiler.passes.lanes import lane_of
 from rose_compiler.passes.modulo import Modulo, later_stage, schedule
-from rose_compiler.passes.recorded import order_of_gradients
 from rose_compiler.passes.recurrence import is_step, value_graph
 
 
@@ -92,8 +91,6 @@ class LateWork(Pass):
                 return blocker
             edges = [e for e in edges if not borrowed_edge(e, steps)]
         nodes = [n for n in loop.graph.nodes if n.op == "call_function" and _takes_part(n)]
-        if context.numerics == "bitwise":
-            edges += order_of_gradients(nodes)
         stage = later_stage(nodes, edges, set(steps))
         if blocker := _head_waits(loop, edges, stage):
             return blocker

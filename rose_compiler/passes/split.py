@@ -17,6 +17,7 @@ from rose_compiler.ir import facts
 from rose_compiler.ir.deps import title
 from rose_compiler.ir.facts import Spec
 from rose_compiler.ir.program import LoopView, is_item, op_of, placeholders
+from rose_compiler.ir.recorded import records
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.ir.slice import Split as Sliced
 from rose_compiler.ir.slice import split_outputs
@@ -84,6 +85,12 @@ class Split(Pass):
                 f"{title(node)} is no traced graph, so its late results can't be told apart",
                 "a policy whose source is plain torch, or one call for the action and one for the "
                 "rest",
+            )
+        if records(node):
+            return Blocker(
+                "grad-graph",
+                f"{title(node)} records gradients, and its halves would in another order",
+                "`with torch.no_grad():` around it, if no gradient is wanted",
             )
         if op.signature.results > 1 and any(not is_item(u) for u in node.users):
             return Blocker("unsupported-shape", f"the results of {title(node)} are used as a tuple")

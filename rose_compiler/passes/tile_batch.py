@@ -17,6 +17,7 @@ from rose_compiler.ir import bodies, facts
 from rose_compiler.ir.deps import Dependences, place, title
 from rose_compiler.ir.effects import related
 from rose_compiler.ir.program import LoopView, is_call, is_item, is_state, is_structure, op_of
+from rose_compiler.ir.recorded import records
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes.base import Pass, PassContext, context_of
 from rose_compiler.passes.borrowed import lends, why_not_copied
@@ -125,6 +126,14 @@ def _coupled(found: Recurrence, deps: Dependences) -> Blocker | None:
         where = tuple(w for w in (place(node),) if w)
         if not is_call(node) or is_structure(node):
             return Blocker("unsupported-shape", f"{title(node)} is on the cycle", where=where)
+        if records(node):
+            return Blocker(
+                "grad-graph",
+                f"{title(node)} records gradients, and those of its shards add up otherwise than "
+                "those of the whole batch",
+                "`with torch.no_grad():` around it, if no gradient is wanted",
+                where=where,
+            )
         signature = op_of(node).signature
         if signature.reads is None or signature.writes is None:
             return Blocker(

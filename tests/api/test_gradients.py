@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import rose_compiler
+from rose_compiler.passes import hoist
 
 
 def accumulating(encoder: Any, head: Any, optimizer: Any, tokens: Any, xs: Any) -> float:
@@ -73,3 +74,13 @@ def test_gradients_are_those_of_eager(fn: Any) -> None:
     hoisted = any("encoder(tokens)" in r.why for r in remarks.applied())
     assert hoisted == (fn is frozen), compiled.explain()
     assert (fn is frozen) != any(r.code == "grad-graph" for r in remarks.missed())
+
+
+def test_hoisting_what_records_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hoist, "records", lambda node: False)
+    plain, arguments = _made(), _made()
+    compiled = rose_compiler.compile(in_order, numerics="bitwise", tune=False)
+    losses = [(in_order(*plain), compiled(*arguments)) for _ in range(4)]
+    remarks = compiled._schedule().history.remarks
+    assert any("encoder(tokens)" in r.why for r in remarks.applied())
+    assert any(a != b for a, b in losses) or not torch.equal(plain[0].weight, arguments[0].weight)

@@ -182,6 +182,7 @@ def test_every_fact_is_either_printed_or_left_out_on_purpose() -> None:
         "exact",
         "may_raise",
         "declared",
+        "records",
     }
     assert signature == told
 

@@ -22,19 +22,6 @@ _ONE_CALL = {
     "imitation, evaluation every k",
     "GRPO with a reference model",
 }
-_GRADIENTS = (
-    "operations that record gradients may be put into another order, and backward then adds "
-    "gradients of one parameter up in another order: the dependences don't hold their order"
-)
-_FAULTS = dict.fromkeys(
-    (
-        "PPO, methods of a trainer",
-        "PPO with an LSTM",
-        "TD-MPC2-like planner",
-        "Dreamer-like imagination",
-    ),
-    _GRADIENTS,
-)
 
 
 class Shuffled:
@@ -55,13 +42,9 @@ class Shuffled:
         return interp.run(captured.program, values_of(captured, args, kwargs))
 
 
-def _param(script: Script) -> object:
-    fault = _FAULTS.get(script.name)
-    marks = [pytest.mark.xfail(strict=True, reason=fault)] if fault else []
-    return pytest.param(script, id=script.name, marks=marks)
-
-
-@pytest.mark.parametrize("script", [_param(s) for s in SCRIPTS if s.name not in _ONE_CALL])
+@pytest.mark.parametrize(
+    "script", [s for s in SCRIPTS if s.name not in _ONE_CALL], ids=lambda s: s.name
+)
 def test_any_legal_order_trains_the_same(script: Script) -> None:
     vectorize = in_shards if script.sharded else sync
     moved: list[int] = []
