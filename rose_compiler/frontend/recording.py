@@ -28,8 +28,9 @@ def uses(node: fx.Node, signature: Signature, record: Record) -> tuple[str, ...]
     writes = any(not _global(w) for w in signature.writes or ())
     if not record.recorded.get(node, False) and not (writes and node in record.recorded):
         return ()
-    if op_of(node).kind != "block":
-        return _ANYTHING
+    op = op_of(node)
+    if op.kind != "block" or "backward" in op.attributes.get("calls", ()):
+        return _ANYTHING  # a backward that records uses all that its graph has saved
     found: dict[str, None] = {}
     types = record.types[node]
     for k, (name, argument) in enumerate(zip(signature.params, node.args, strict=True)):
@@ -50,10 +51,13 @@ def uses(node: fx.Node, signature: Signature, record: Record) -> tuple[str, ...]
         state = entry.absolute
         if state is None and isinstance(owner, fx.Node) and is_state(owner):
             state = ".".join((facts.get(owner).state, *filter(None, (entry.path,))))
-        part = None if state is None else _part_of_module(state, record.names)
-        if part is None:
+        if state is None:
             return _ANYTHING
-        if part == "params":
+        part = _part_of_module(state, record.names)
+        argument = "." not in state and state in record.names.tensors
+        if part is None and not argument:
+            return _ANYTHING
+        if argument or part == "params":
             found[text] = None
     return tuple(found)
 
