@@ -14,8 +14,9 @@ import os
 import platform
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,11 @@ class Entry:
         self.path = where / f"{plain}-{self.key[:24]}.json"
         self._log = log
 
-    def load(self, candidates: Sequence[Decision | None]) -> int | None:
-        """Which candidate an earlier run settled on; ``None`` where there is none to be trusted."""
+    def load(self, candidates: list[Decision | None]) -> int | None:
+        """Which candidate an earlier run settled on; ``None`` where there is none to be trusted.
+
+        One with quotas is appended to the candidates.
+        """
         try:
             with open(self.path, "rb") as file:
                 status = os.fstat(file.fileno())
@@ -87,7 +91,13 @@ class Entry:
                 raise ValueError("it belongs to something else")
             kept = found["decision"]
             decision = None if kept is None else Decision.from_dict(kept)
-            return list(candidates).index(decision)
+            if (
+                decision is not None
+                and decision.cores
+                and replace(decision, cores=()) in candidates
+            ):
+                candidates.append(decision)  # quotas are found anew in each run
+            return candidates.index(decision)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError, RoseError) as error:

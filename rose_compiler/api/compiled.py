@@ -130,7 +130,10 @@ class Compiled:
         return self._runtime
 
     def close(self) -> None:
-        """End the threads of all lanes. The function can be called again afterwards."""
+        """End the threads of all lanes, and let processes of components have their cores back. The
+        function can be called again afterwards."""
+        for each in self._specializations:
+            each.release()
         if self._runtime is not None:
             self._runtime.close()
             self._runtime = None

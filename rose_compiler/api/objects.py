@@ -15,6 +15,24 @@ def simulators(objects: dict[str, Any]) -> dict[str, Any]:
     return below(objects, is_simulator)
 
 
+def shards(objects: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Rows of each shard of every simulator among the objects, by the simulator's state."""
+    return {
+        name: tuple(int(s.num_envs) for s in env.shards())
+        for name, env in simulators(objects).items()
+        if callable(getattr(env, "shards", None))
+    }
+
+
+def asynchronous(objects: dict[str, Any]) -> frozenset[str]:
+    """Simulators among the objects whose shards step beside the caller by themselves."""
+    return frozenset(
+        name
+        for name, env in simulators(objects).items()
+        if callable(getattr(env, "shards", None)) and all(s.native_async for s in env.shards())
+    )
+
+
 def hosted(objects: dict[str, Any]) -> dict[str, Any]:
     """Components that live in hosts of their own, by state name."""
     return below(objects, is_hosted)

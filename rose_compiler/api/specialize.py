@@ -66,6 +66,11 @@ class Specialization:
         inputs += [arguments.states[n] for n in program.state_params]
         return _Trips(self, arguments, runtime).root(program, inputs)
 
+    def release(self) -> None:
+        """Take back the quotas in force."""
+        for each in (*self._trips.values(), *([self._whole] if self._whole else [])):
+            each.cores.release()
+
     @property
     def unit(self) -> Unit:
         """The unit that ran last: the whole function, or one trip of the loop over iterations."""

@@ -63,6 +63,8 @@ class Tuning:
         self._chooser: Chooser | None = None
         self._entry: Entry | None = None
         self._iterations = 0
+        #: By schedule with quotas: seconds of an iteration predicted without and with them.
+        self._quotas: dict[Decision, tuple[float, float]] = {}
         self._adopted = False  # what is in force was not tried in this run
         self._edit = knobs.current().edit
         close = options.numerics == "close"
@@ -84,9 +86,9 @@ class Tuning:
             fuse=fuse,
             hosted=hosted,
         )
-        self._chooser = Chooser(space, budget_s=options.tune_budget)
         self._entry = stored(space)
         kept = None if self._entry is None else self._entry.load(space)
+        self._chooser = Chooser(space, budget_s=options.tune_budget)
         if kept is not None:
             self._adopted = True
             self._chooser.adopt(kept, "an earlier run settled on it")
@@ -96,6 +98,20 @@ class Tuning:
         self._iterations = iterations
         if self._chooser is not None and iterations:
             self._chooser.limit(iterations)
+
+    def offer(self, decision: Decision, without_s: float, with_s: float) -> None:
+        """Try a schedule with quotas too, of which these seconds an iteration are predicted."""
+        assert self._chooser is not None
+        self._quotas[decision] = without_s, with_s
+        self._chooser.offer(decision)
+
+    @property
+    def beside(self) -> Decision | None:
+        """The first candidate whose components in hosts run beside the rest, before any is tried;
+        ``None`` where there is none, or the search is under way."""
+        if self._chooser is None or self.settled or self._chooser.begun:
+            return None
+        return next((c for c in self._chooser.candidates if c is not None and c.hosted), None)
 
     @property
     def trying(self) -> bool:
@@ -169,10 +185,10 @@ class Tuning:
         chooser.failed(chooser.candidates.index(decision), why)
         self.log.add(Remark("missed", PASS, (), "candidate-failed", f"[{decision}]: {why}"))
 
-    def refused(self, decision: Decision | None, blocker: Blocker) -> None:
-        """A schedule takes more memory than is allowed: it is no candidate, and where it was to be
-        the only one, program order is."""
-        self.log.add(Remark.from_blocker("memory", blocker))
+    def refused(self, decision: Decision | None, blocker: Blocker, by: str = "memory") -> None:
+        """A schedule takes more than is allowed or there is: it is no candidate, and where it was
+        to be the only one, program order is."""
+        self.log.add(Remark.from_blocker(by, blocker))
         if self._chooser is None:
             self._fixed = Decision()
             return
@@ -220,7 +236,13 @@ class Tuning:
             self.log.add(Remark("missed", PASS, (), "measured-slower", why, gain=gain))
 
     def _expected(self, decision: Decision | None, before: float | None) -> str:
-        """What a schedule was predicted to gain over program order."""
+        """What a schedule was predicted to gain over program order, or by its quotas."""
+        if decision is not None and decision in self._quotas:
+            without, expected = (1e3 * s for s in self._quotas[decision])
+            return (
+                f"; predicted {expected:.3g} ms an iteration with these cores, "
+                f"{expected - without:+.3g} ms over threads that nobody bounds"
+            )
         if decision is None or before is None:
             return ""
         seconds = self.forecast(decision)

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from rose_compiler.api import objects
 from rose_compiler.api.cache import Entry, folder
 from rose_compiler.api.checking import Checker
+from rose_compiler.api.cores import CoreQuotas
 from rose_compiler.api.costing import forecast
 from rose_compiler.api.memory import Memory
-from rose_compiler.api.objects import below, hosted, simulators
 from rose_compiler.api.options import Options
 from rose_compiler.api.probing import Prober
 from rose_compiler.api.profiling import Profiling
@@ -64,6 +65,7 @@ class Unit:
         self.schedules: dict[tuple[Decision, Settings, int], Schedule] = {}
         self._tuning: Tuning | None = None
         self.watch = Watch(program, log)
+        self.cores = CoreQuotas(log)
         self._asked: tuple[Decision, Settings, Schedule] | None = None  # what was built last
 
     def run(
@@ -100,8 +102,15 @@ class Unit:
         if self.options.check or knobs.current().verify >= 2:
             return self._checked(tuning, values, states)
         if self._wants_baseline(tuning):
-            done, result = self._baseline(runtime, values, states, tuning)
+            self.profiling.baseline_done = True
+            done, result = self._baseline(runtime, values, states, tuning, Decision())
             if done:
+                return result
+        close = self.options.numerics == "close"
+        if beside := self.cores.wanted(tuning, self.program.objects, close):
+            done, result = self._baseline(runtime, values, states, tuning, beside)
+            if done:
+                self.cores.propose(self.profiling.last.profile, beside, tuning)
                 return result
         decision = tuning.next()
         while decision is not None and tuning.trying:
@@ -111,9 +120,11 @@ class Unit:
                 # whatever keeps a candidate from being built is no reason to stop training
                 tuning.failed(decision, error)
             else:
-                if (too_large := self._too_large(decision, built)) is None:
+                too_large = self._too_large(decision, built)
+                unbound = too_large or self.cores.bind(self.program.objects, decision)
+                if unbound is None:
                     break
-                tuning.refused(decision, too_large)
+                tuning.refused(decision, unbound, "memory" if too_large else "quota")
             decision = tuning.next()
         run: Callable[[], Any]
         self.last = None if decision is None else self.build(decision)
@@ -123,6 +134,8 @@ class Unit:
             self.last = self.build(decision)
         if decision is None or decision == Decision():
             self.memory.warn(self.program.name)
+        if (unbound := self.cores.bind(self.program.objects, decision)) and decision is not None:
+            self.cores.tell(decision, unbound)
         target = self.tracer.take()
         trace = None
         if target is not None:
@@ -137,7 +150,8 @@ class Unit:
             peaks.begin()
         started = time.perf_counter()
         try:
-            result = run()
+            with self.cores.entered():
+                result = run()
             tuning.record(decision, time.perf_counter() - started)
         except Exception as error:
             tuning.raised(decision, error, None if self.last is None else self.last.emitted)
@@ -199,11 +213,12 @@ class Unit:
         values: Mapping[str, Any],
         states: Mapping[str, Any],
         tuning: Tuning,
+        decision: Decision,
     ) -> tuple[bool, Any]:
-        """Run one iteration in program order and profile it: whether that could be, its result."""
-        self.profiling.baseline_done = True
+        """Run one iteration of a schedule that is not compared, and profile it: whether that could
+        be, its result."""
         try:
-            schedule = self.build(Decision())
+            schedule = self.build(decision)
             self.profiling.ask(1)
             run = self._bound(schedule, runtime, values, states, None, False)
         except Exception:
@@ -215,7 +230,7 @@ class Unit:
         result = run()
         tuning.skip(time.perf_counter() - started)
         measured = self.profiling.of.get(Decision())
-        if measured is not None and measured.stretches:
+        if decision == Decision() and measured is not None and measured.stretches:
             self.memory.base(measured.stretches)
         return True, result
 
@@ -252,7 +267,7 @@ class Unit:
                 eager,
                 fusable,
                 self._entry,
-                hosted=bool(hosted(self.program.objects)),
+                hosted=bool(objects.hosted(self.program.objects)),
             )
             self._tuning.progress.name = self.program.name
             self._tuning.forecast = self.forecast
@@ -302,23 +317,15 @@ class Unit:
 
     def shards(self) -> dict[str, tuple[int, ...]]:
         """Rows of each shard of every simulator among the states, by the state's name."""
-        return {
-            name: tuple(int(s.num_envs) for s in env.shards())
-            for name, env in simulators(self.program.objects).items()
-            if callable(getattr(env, "shards", None))
-        }
+        return objects.shards(self.program.objects)
 
     def asynchronous(self) -> frozenset[str]:
         """Simulators whose shards step beside the caller by themselves."""
-        return frozenset(
-            name
-            for name, env in simulators(self.program.objects).items()
-            if callable(getattr(env, "shards", None)) and all(s.native_async for s in env.shards())
-        )
+        return objects.asynchronous(self.program.objects)
 
     def optimizers(self) -> dict[str, str | None]:
         """Why steps of each optimizer can't be fused, by state name; ``None`` where they can."""
-        found = below(self.program.objects, lambda x: isinstance(x, torch.optim.Optimizer))
+        found = objects.below(self.program.objects, lambda x: isinstance(x, torch.optim.Optimizer))
         return {name: why_not_fused(optimizer) for name, optimizer in found.items()}
 
     def context(self, decision: Decision, program: Program) -> PassContext:

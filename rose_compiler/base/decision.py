@@ -35,6 +35,8 @@ class Decision:
     ``rollout_threads``, ``update_threads``: torch's intra-operation threads while a loop steps a
     simulator, and while a loop trains; ``None`` leaves them as the user set them.
     ``hosted``: calls of components in hosts run beside what does not need their results.
+    ``cores``: the cores of each lane, of the coordinator's too, as (lane, number) pairs: torch uses
+    as many threads there, and the processes of hosts are bound to theirs. Empty: nobody is bound.
     ``fuse``: optimizers that can step by one kernel for all parameters do so.
     """
 
@@ -46,8 +48,10 @@ class Decision:
     update_threads: int | None = None
     fuse: bool = False
     hosted: bool = False
+    cores: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "cores", _pairs(self.cores))
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise _malformed(name, " or ".join(map(repr, choices)), getattr(self, name))
@@ -102,9 +106,25 @@ class Decision:
         parts = [
             f"{f.name}={getattr(self, f.name)}"
             for f in fields(self)
-            if getattr(self, f.name) != getattr(default, f.name)
+            if f.name != "cores" and getattr(self, f.name) != getattr(default, f.name)
         ]
+        if self.cores:
+            parts.append("cores=" + ",".join(f"{lane}/{count}" for lane, count in self.cores))
         return " ".join(parts) or "program order"
+
+
+def _pairs(cores: Any) -> tuple[tuple[str, int], ...]:
+    """Lanes and their cores, from JSON too."""
+    try:
+        pairs = tuple((lane, count) for lane, count in cores)
+    except (TypeError, ValueError):
+        raise _malformed("cores", "pairs of a lane and a number", cores) from None
+    lanes = [lane for lane, _ in pairs]
+    whole = all(type(count) is int and count > 0 for _, count in pairs)
+    named = all(isinstance(lane, str) and lane for lane in lanes)
+    if not whole or not named or len(set(lanes)) != len(lanes):
+        raise _malformed("cores", "pairs of a lane, once each, and a number of cores", cores)
+    return pairs
 
 
 def _malformed(name: str, expected: str, found: object) -> Exception:

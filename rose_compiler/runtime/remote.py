@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from rose_compiler.base.profile import Span
-from rose_compiler.runtime.hosts.hosted import Pending, begin
+from rose_compiler.runtime.hosts.pending import Pending, begin
 from rose_compiler.runtime.lanes import Task, ThreadLane, whole_step
 
 

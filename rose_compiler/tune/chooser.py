@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from rose_compiler.base.decision import Decision
 from rose_compiler.tune.drift import Drift
-from rose_compiler.tune.stats import Interval, median_interval, paired_ratios
+from rose_compiler.tune.stats import Interval, Trial, median_interval, paired_ratios
 
 #: Candidates this much slower than the best one in their first trial are not tried again.
 HOPELESS = 1.4
@@ -44,23 +44,6 @@ class Phase(Enum):
     DUEL = "comparing"
     FINAL = "against eager"
     SETTLED = "settled"
-
-
-@dataclass
-class Trial:
-    """Consecutive iterations of one candidate: seconds and work of each."""
-
-    candidate: int
-    seconds: list[float] = field(default_factory=list)
-    work: list[float] = field(default_factory=list)
-
-    @property
-    def score(self) -> float:
-        """Seconds per unit of work, the median over iterations (the lower one of two): one slow
-        iteration does not decide."""
-        return statistics.median_low(
-            s / max(w, 1e-12) for s, w in zip(self.seconds, self.work, strict=True)
-        )
 
 
 @dataclass(frozen=True)
@@ -137,6 +120,19 @@ class Chooser:
         if self.settled:
             return self.best
         return self._queue[0]
+
+    @property
+    def begun(self) -> bool:
+        """Whether a candidate was seen, so that no other can join."""
+        return self.phase is not Phase.SCREEN or any(self.trials.values())
+
+    def offer(self, candidate: Decision) -> None:
+        """One more candidate, while all are seen for the first time."""
+        if self.begun:
+            raise ValueError(f"the search is under way: {candidate} can't join it")
+        self.trials[len(self.candidates)] = []
+        self._queue.append(len(self.candidates))
+        self.candidates.append(candidate)
 
     @property
     def used(self) -> float:

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+
+
+@dataclass
+class Trial:
+    """Consecutive iterations of one candidate: seconds and work of each."""
+
+    candidate: int
+    seconds: list[float] = field(default_factory=list)
+    work: list[float] = field(default_factory=list)
+
+    @property
+    def score(self) -> float:
+        """Seconds per unit of work, the median over iterations (the lower one of two): one slow
+        iteration does not decide."""
+        return statistics.median_low(
+            s / max(w, 1e-12) for s, w in zip(self.seconds, self.work, strict=True)
+        )
 
 
 @dataclass(frozen=True)

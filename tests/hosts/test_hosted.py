@@ -16,7 +16,8 @@ from host_parts import Learner
 
 from rose_compiler.base.errors import ConfigError, FactoryError, HostDied, HostTimeout, RuntimeFault
 from rose_compiler.runtime.hosts import arrays, parameters
-from rose_compiler.runtime.hosts.hosted import Hosted, Pending, begin, hosted
+from rose_compiler.runtime.hosts.hosted import Hosted, hosted
+from rose_compiler.runtime.hosts.pending import Pending, begin
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import functools
 import mmap
 import os
 import pickle
-import threading
 import types
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -21,6 +20,7 @@ from rose_compiler.base.errors import RuntimeFault, fail
 from rose_compiler.base.quota import THREADS
 from rose_compiler.runtime.hosts import arrays, parameters, served
 from rose_compiler.runtime.hosts.host import InlineHost, Ticket
+from rose_compiler.runtime.hosts.pending import Pending, deferring
 from rose_compiler.runtime.hosts.process import ProcessHost
 from rose_compiler.runtime.hosts.thread import ThreadHost
 from rose_compiler.runtime.hosts.transport import unpicklable_argument
@@ -30,60 +30,6 @@ Kind = Literal["process", "thread", "inline"]
 PLACES = 2
 #: Descriptions of calls that a worker keeps: calls like one of them are sent as a number.
 _KEPT = 256
-_state = threading.local()
-
-
-class Pending:
-    """A call under way in a host. ``version`` is that of the parameters it was issued with."""
-
-    __slots__ = (
-        "_hosted",
-        "_place",
-        "_ticket",
-        "done",
-        "error",
-        "held",
-        "times",
-        "value",
-        "version",
-    )
-
-    def __init__(
-        self, of: Hosted, ticket: Ticket, place: int, version: int, held: list[Any]
-    ) -> None:
-        self._hosted = of
-        self._ticket = ticket
-        self._place = place
-        self.version = version
-        self.held: Any = held  # what the other side may still read
-        self.done = False
-        self.value: Any = None
-        self.error: BaseException | None = None
-        #: When it ran there (start, end, by ``perf_counter``) and its CPU time in seconds.
-        self.times: tuple[float, float, float] | None = None
-
-    @property
-    def what(self) -> str:
-        """The name of the method."""
-        return self._ticket.what
-
-    def collect(self, timeout: float | None = None) -> None:
-        """Take the answer in, a result or an exception, waiting for it."""
-        if self.done:
-            return
-        try:
-            self.value = self._hosted._answer(self, self._ticket, self._place, timeout)
-        except Exception as error:
-            self.error = error
-        self.done = True
-        self.held = None
-
-    def result(self, timeout: float | None = None) -> Any:
-        """The result; raises what the call raised, ``HostDied`` or ``HostTimeout``."""
-        self.collect(timeout)
-        if self.error is not None:
-            raise self.error
-        return self.value
 
 
 class Hosted:
@@ -96,8 +42,11 @@ class Hosted:
     #: What the compiler knows it by.
     rose_hosted = True
 
-    def __init__(self, start: Callable[[], Any], name: str, timeout: float | None) -> None:
+    def __init__(
+        self, start: Callable[[], Any], name: str, timeout: float | None, threads: int = 1
+    ) -> None:
         self.name = name
+        self.rose_threads = threads  # of its numeric libraries, for quotas
         self.timeout = timeout
         self._start = start
         self._version = 0
@@ -130,7 +79,7 @@ class Hosted:
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         pending = self._begin(method, args, kwargs)
-        return pending if getattr(_state, "deferring", False) else pending.result()
+        return pending if deferring() else pending.result()
 
     def _begin(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pending:
         try:
@@ -338,18 +287,6 @@ def _remote(name: str) -> types.FunctionType:
     return cast(types.FunctionType, method)
 
 
-def begin(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Run a function that calls a hosted component once: the call is begun and not waited for.
-
-    Its result is the :class:`Pending` call, or a value where nothing was left to wait for.
-    """
-    _state.deferring = True
-    try:
-        return function(*args)
-    finally:
-        _state.deferring = False
-
-
 def hosted(
     factory: Callable[[], Any],
     *,
@@ -392,15 +329,15 @@ def hosted(
     name = name or getattr(factory, "__name__", "component")
     build = partial(served.Served, factory)
     start: Callable[[], Any]
+    if threads is None:
+        threads = len(os.sched_getaffinity(0) if cores is None else cores)
     if host == "process":
-        allowed = len(os.sched_getaffinity(0) if cores is None else cores)
-        count = str(allowed if threads is None else threads)
         start = partial(
             ProcessHost,
             build,
             name=name,
             timeout=timeout,
-            environment={**dict.fromkeys(THREADS, count), **(environment or {})},
+            environment={**dict.fromkeys(THREADS, str(threads)), **(environment or {})},
             cores=cores,
             start_timeout=start_timeout,
         )
@@ -408,4 +345,4 @@ def hosted(
         start = partial(ThreadHost, build, name=name, timeout=timeout, torch_threads=threads)
     else:
         start = partial(InlineHost, build, name=name, timeout=timeout)
-    return Hosted(start, name, timeout)
+    return Hosted(start, name, timeout, threads)

@@ -1,0 +1,149 @@
+"""Core quotas of schedules: found from a profile, tried like any other schedule, and in force while
+an iteration of theirs runs.
+
+A schedule with components in processes of their own may be faster when each side keeps to cores of
+its own, with as many threads. That is proposed only where they would start more threads than there
+are cores; whether it pays is decided on whole iterations, in pairs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from rose_compiler.api.objects import hosted
+from rose_compiler.api.quotas import plan_quotas
+from rose_compiler.api.tuning import Tuning
+from rose_compiler.base.decision import Decision
+from rose_compiler.base.errors import QuotaError, RoseError
+from rose_compiler.base.machine import detect_cpu
+from rose_compiler.base.profile import Profile
+from rose_compiler.base.quota import COORDINATOR, QuotaPlan
+from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
+from rose_compiler.runtime.quotas.cores import AppliedCores, Cores
+
+PASS = "quota"
+_LANE = "host:"
+
+
+class CoreQuotas:
+    """The quotas in force for one unit; :meth:`bind` changes them, :meth:`entered` holds them."""
+
+    def __init__(self, log: RemarkLog) -> None:
+        self._log = log
+        self._asked = False
+        self._applied: AppliedCores | None = None
+        self._key: Any = ()
+        self._before: dict[str, tuple[Any, frozenset[int]]] = {}
+        self._told: set[tuple[tuple[str, int], ...]] = set()
+
+    # -- finding -----------------------------------------------------------------------------------
+
+    def wanted(self, tuning: Tuning, objects: dict[str, Any], close: bool) -> Decision | None:
+        """The schedule to be profiled next, so that quotas can be proposed for it; once only."""
+        if self._asked or not tuning.tuned:
+            return None
+        decision = tuning.beside
+        if decision is None or not crowded(_processes(objects)):
+            return None
+        self._asked = True
+        if not close:
+            why = 'numerics="bitwise" keeps the thread counts of eager execution: sums hang on them'
+            self._miss(Blocker("switched-off", why, 'numerics="close"'))
+            return None
+        return decision
+
+    def propose(self, profile: Profile, decision: Decision, tuning: Tuning) -> None:
+        """Have a schedule tried with the cores that its profile speaks for."""
+        plan = plan_quotas(profile, "cpu")
+        if not plan.shares or plan.predicted_s is None or profile.timeline is None:
+            why = "; ".join(plan.notes) or "nothing runs beside anything"
+            self._miss(Blocker("no-lane", f"no core quotas are tried: {why}"))
+            return
+        cores = tuple((share.lane, share.units) for share in plan.shares)
+        spans = profile.timeline.spans
+        without = max(s.end_s for s in spans) - min(s.start_s for s in spans)
+        tuning.offer(replace(decision, cores=cores), without, plan.predicted_s)
+
+    # -- in force ----------------------------------------------------------------------------------
+
+    def bind(self, objects: dict[str, Any], decision: Decision | None) -> Blocker | None:
+        """Bind the processes as a schedule wants it, or let them go; why that can't be, or None.
+
+        Where the machine refuses, nobody is bound.
+        """
+        cores = () if decision is None else decision.cores
+        if not cores and not self._key:
+            return None
+        processes = _processes(objects)
+        key = (cores, tuple((n, h.pid) for n, h in processes.items())) if cores else ()
+        if key == self._key:
+            return None
+        self.release()
+        if not cores:
+            return None
+        try:
+            plan = QuotaPlan.divide("cores", detect_cpu(), dict(cores))
+            self._applied = Cores(cgroups=None).apply(plan)
+            lanes = {lane: count for lane, count in cores if lane != COORDINATOR}
+            for lane, count in lanes.items():
+                self._bind(lane, count, processes)
+        except (QuotaError, OSError) as error:
+            self.release()
+            what = error.what if isinstance(error, RoseError) else str(error)
+            allow = error.help if isinstance(error, RoseError) else None
+            return Blocker("not-available", f"[{decision}] can't be had: {what}", allow)
+        self._key = key
+        return None
+
+    def _bind(self, lane: str, count: int, processes: Mapping[str, Any]) -> None:
+        assert self._applied is not None
+        component = processes.get(lane.removeprefix(_LANE))
+        if component is None:
+            return  # it lives elsewhere now
+        self._before[lane] = component, frozenset(os.sched_getaffinity(component.pid))
+        component.rose_limit(self._applied.cores[lane], count)
+
+    def tell(self, decision: Decision, blocker: Blocker) -> None:
+        """Say once that a schedule runs without its quotas."""
+        if decision.cores not in self._told:
+            self._told.add(decision.cores)
+            self._miss(blocker)
+
+    def release(self) -> None:
+        """Let every process have its cores and threads back."""
+        before, self._before = self._before, {}
+        self._applied, self._key = None, ()
+        for component, cores in before.values():
+            with suppress(RoseError, OSError):  # it may be gone
+                component.rose_limit(cores, component.rose_threads)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Hold the coordinator to its cores and threads while an iteration runs."""
+        applied = self._applied
+        if applied is None or COORDINATOR not in applied.cores:
+            yield
+            return
+        with applied.entered(COORDINATOR):
+            yield
+
+    def _miss(self, blocker: Blocker) -> None:
+        self._log.add(Remark.from_blocker(PASS, blocker))
+
+
+def crowded(processes: Mapping[str, Any]) -> bool:
+    """Whether this process and those of components would start more threads than there are cores,
+    of which there must be two to be divided."""
+    cores = len(os.sched_getaffinity(0))
+    threads = torch.get_num_threads() + sum(h.rose_threads for h in processes.values())
+    return bool(processes) and 1 < cores < threads
+
+
+def _processes(objects: dict[str, Any]) -> dict[str, Any]:
+    return {n: h for n, h in hosted(objects).items() if h.hosts == "process"}

@@ -1,0 +1,79 @@
+"""Calls of hosted components that have begun and are not answered yet."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from rose_compiler.runtime.hosts.host import Ticket
+
+_state = threading.local()
+
+
+class Pending:
+    """A call under way in a host. ``version`` is that of the parameters it was issued with."""
+
+    __slots__ = (
+        "_hosted",
+        "_place",
+        "_ticket",
+        "done",
+        "error",
+        "held",
+        "times",
+        "value",
+        "version",
+    )
+
+    def __init__(self, of: Any, ticket: Ticket, place: int, version: int, held: list[Any]) -> None:
+        self._hosted = of
+        self._ticket = ticket
+        self._place = place
+        self.version = version
+        self.held: Any = held  # what the other side may still read
+        self.done = False
+        self.value: Any = None
+        self.error: BaseException | None = None
+        #: When it ran there (start, end, by ``perf_counter``) and its CPU time in seconds.
+        self.times: tuple[float, float, float] | None = None
+
+    @property
+    def what(self) -> str:
+        """The name of the method."""
+        return self._ticket.what
+
+    def collect(self, timeout: float | None = None) -> None:
+        """Take the answer in, a result or an exception, waiting for it."""
+        if self.done:
+            return
+        try:
+            self.value = self._hosted._answer(self, self._ticket, self._place, timeout)
+        except Exception as error:
+            self.error = error
+        self.done = True
+        self.held = None
+
+    def result(self, timeout: float | None = None) -> Any:
+        """The result; raises what the call raised, ``HostDied`` or ``HostTimeout``."""
+        self.collect(timeout)
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+def deferring() -> bool:
+    """Whether this thread begins calls without waiting for them."""
+    return getattr(_state, "deferring", False)
+
+
+def begin(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Run a function that calls a hosted component once: the call is begun and not waited for.
+
+    Its result is the :class:`Pending` call, or a value where nothing was left to wait for.
+    """
+    _state.deferring = True
+    try:
+        return function(*args)
+    finally:
+        _state.deferring = False

@@ -1,0 +1,162 @@
+"""Core quotas as candidates: proposed from a profile, tried, in force while they run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import rose_compiler
+from rose_compiler.api import cores
+from rose_compiler.api.cores import CoreQuotas
+from rose_compiler.base.decision import Decision
+from rose_compiler.base.errors import ConfigError, fail
+from rose_compiler.base.remarks import RemarkLog
+from rose_compiler.runtime.hosts.hosted import Hosted
+from rose_compiler.tune.chooser import Chooser
+
+CORES = os.sched_getaffinity(0)
+pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="one core can't be divided")
+
+
+class Far:
+    """A small simulator that knows where it runs."""
+
+    def __init__(self) -> None:
+        self.state = torch.zeros(4, 3)
+
+    def step(self, action: torch.Tensor) -> torch.Tensor:
+        self.state = torch.tanh(self.state + action)
+        return self.state
+
+    def where(self) -> tuple[set[int], int]:
+        return os.sched_getaffinity(0), torch.get_num_threads()
+
+
+@pytest.fixture(scope="module")
+def far() -> Iterator[Hosted]:
+    with rose_compiler.hosted(Far, threads=2) as made:
+        made.where()
+        yield made
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def iteration(policy: Any, far: Any, seen: list[Any]) -> float:
+    """Steps beside work, and notes where this thread runs."""
+    with torch.no_grad():
+        a = far.step(policy.weight.detach())
+        b = policy(torch.ones(2, 3))
+        seen.append((os.sched_getaffinity(0), torch.get_num_threads()))
+    return float(a.sum() + b.sum())
+
+
+QUOTAS = Decision(hosted=True, cores=(("coordinator", 1), ("host:far", 1)))
+
+
+def test_quotas_hold_while_an_iteration_runs(far: Hosted, threads: None, tmp_path: Path) -> None:
+    path = tmp_path / "decision.json"
+    QUOTAS.save(path)
+    policy, seen = nn.Linear(3, 4), []
+    step = rose_compiler.compile(iteration, tune=str(path))
+    first = step(policy, far, seen)
+    step(policy, far, seen)
+    mine, theirs = seen[-1], far.where()
+    assert (len(mine[0]), mine[1]) == (1, 1)
+    assert (len(theirs[0]), theirs[1]) == (1, 1)
+    assert not mine[0] & theirs[0]
+    assert os.sched_getaffinity(0) == CORES
+    assert torch.get_num_threads() == 2
+    step.close()
+    assert far.where() == (CORES, 2)
+    assert isinstance(first, float)
+
+
+def test_a_search_tries_what_the_profile_speaks_for(far: Hosted, threads: None) -> None:
+    policy, seen = nn.Linear(3, 4), []
+    step = rose_compiler.compile(iteration, tune=True)
+    for _ in range(6):
+        step(policy, far, seen)
+    table = step.explain()
+    assert "cores=" in table
+    assert "host:far/" in table
+    step.close()
+    assert far.where() == (CORES, 2)
+
+
+def test_bits_keep_their_thread_counts(far: Hosted, threads: None) -> None:
+    policy, seen = nn.Linear(3, 4), []
+    step = rose_compiler.compile(iteration, tune=True, numerics="bitwise")
+    for _ in range(6):
+        step(policy, far, seen)
+    text = step.explain()
+    assert "cores=" not in text
+    assert "sums hang on them" in text
+    step.close()
+
+
+def test_quotas_that_the_machine_refuses_cost_the_quota_only(
+    far: Hosted, threads: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "decision.json"
+    Decision(hosted=True, cores=(("coordinator", 900), ("host:far", 1))).save(path)
+    policy, seen = nn.Linear(3, 4), []
+    step = rose_compiler.compile(iteration, tune=str(path))
+    for _ in range(3):
+        step(policy, far, seen)
+    assert seen[-1] == (CORES, 2)
+    assert far.where() == (CORES, 2)
+    assert step.explain().count("not-available") == 1
+    step.close()
+
+    def refuse(*_: Any) -> Any:
+        raise fail("quota-cores", "the system does not let these cores be assigned")
+
+    monkeypatch.setattr(cores.Cores, "apply", refuse)
+    QUOTAS.save(path)
+    step = rose_compiler.compile(iteration, tune=str(path))
+    for _ in range(3):
+        step(policy, far, seen)
+    assert "can't be had: the system does not let" in " ".join(step.explain().split())
+    assert seen[-1] == (CORES, 2)
+    step.close()
+
+
+def test_a_fresh_process_is_bound_again(far: Hosted) -> None:
+    quotas = CoreQuotas(RemarkLog())
+    assert quotas.bind({"far": far}, QUOTAS) is None
+    assert len(far.where()[0]) == 1
+    assert quotas.bind({"far": far}, QUOTAS) is None
+    far.restart()
+    assert quotas.bind({"far": far}, QUOTAS) is None
+    assert len(far.where()[0]) == 1
+    assert quotas.bind({"far": far}, None) is None
+    assert far.where() == (CORES, 2)
+
+
+def test_a_candidate_joins_before_any_is_seen() -> None:
+    chooser = Chooser([None, Decision()])
+    chooser.offer(QUOTAS)
+    chooser.record(0, 1.0)
+    chooser.record(1, 1.0)
+    assert chooser.candidates[chooser.current] == QUOTAS
+    with pytest.raises(ValueError, match="under way"):
+        chooser.offer(QUOTAS)
+
+
+@pytest.mark.parametrize("found", [[["a", 0]], [["a", 1], ["a", 1]], ["a"], 3, [["", 1]]])
+def test_malformed_cores_are_refused(found: Any) -> None:
+    with pytest.raises(ConfigError):
+        Decision.from_dict({"cores": found})
+    assert Decision.from_dict({"cores": [["a", 2]]}).cores == (("a", 2),)
