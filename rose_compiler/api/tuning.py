@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -16,10 +17,14 @@ from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import RoseError
 from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.codegen.emit import Emitted
+from rose_compiler.runtime.gradients import Note
 from rose_compiler.tune.chooser import Chooser, Report
 from rose_compiler.tune.space import candidates
 
 PASS = "tune"
+#: Seconds that Inductor is expected to take. It is asked for no more than that long a training has
+#: gone on: one that ends soon after has lost half of its time at worst, and a short one nothing.
+COMPILE_S = 10.0
 
 
 def default_decision(
@@ -51,6 +56,7 @@ class Tuning:
         fusable: bool = False,
         stored: Callable[[Sequence[Decision | None]], Entry | None] = lambda _: None,
         hosted: bool = False,
+        compilable: Callable[[], bool] = lambda: False,
     ) -> None:
         self.options = options
         self.log = log
@@ -66,9 +72,12 @@ class Tuning:
         #: By schedule with quotas: seconds of an iteration predicted without and with them.
         self._quotas: dict[Decision, tuple[float, float]] = {}
         self._adopted = False  # what is in force was not tried in this run
+        self._asked_to_compile = False
+        self._told: dict[Decision, str] = {}  # the verdicts that remarks have been left of
         self._edit = knobs.current().edit
         close = options.numerics == "close"
         fuse = fusable and close
+        self._fuse, self._hosted = fuse, hosted
         #: What runs where nothing is tuned.
         self.default = options.decision or default_decision(
             shards, asynchronous, close, fuse, hosted
@@ -87,10 +96,15 @@ class Tuning:
             hosted=hosted,
         )
         self._entry = stored(space)
-        kept = None if self._entry is None else self._entry.load(space)
+        self._compilable = compilable if close else lambda: False
+        known = [*space, *(_compiled(one, fuse, hosted) for one in space)]
+        kept = None if self._entry is None else self._entry.load(known)
         self._chooser = Chooser(space, budget_s=options.tune_budget)
         if kept is not None:
             self._adopted = True
+            if kept >= len(space):
+                self._chooser.candidates.append(known[kept])
+                kept = len(space)
             self._chooser.adopt(kept, "an earlier run settled on it")
 
     def limit(self, iterations: int) -> None:
@@ -165,6 +179,36 @@ class Tuning:
             self._remember()
             if self._entry is not None and not chooser.ended_early:
                 self._entry.store(self.chosen, chooser.verdicts.get(chooser.best, ""))
+        if chooser.settled:
+            self._compile(chooser)
+
+    def _compile(self, chooser: Chooser) -> None:
+        """Let what is settled on meet the same with its losses compiled, once, where the training
+        is long enough to win back what compiling takes."""
+        if self._asked_to_compile or chooser.total_s < COMPILE_S or chooser.ended_early:
+            return
+        if not chooser.allows(COMPILE_S):
+            return
+        self._asked_to_compile = True
+        decision = _compiled(self.chosen, self._fuse, self._hosted)
+        if decision not in chooser.candidates and self._compilable():
+            chooser.challenge(decision)
+
+    def compiled(self, notes: Sequence[Note]) -> float:
+        """Tell what was compiled while an iteration ran; the seconds that took, which are no part
+        of the iteration's time."""
+        for note in notes:
+            if note.why:
+                why = f"{note.name}, {note.seconds:.1f} s: {note.why}"
+                code = "probe-values-differ" if "differs" in note.why else "not-available"
+                self.log.add(Remark("missed", "fuse", (), code, why))
+            else:
+                why = f"{note.name} compiled by Inductor in {note.seconds:.1f} s"
+                self.log.add(Remark("note", "fuse", (), "inductor", why))
+        seconds = sum(note.seconds for note in notes)
+        if notes:
+            self.skip(seconds)
+        return seconds
 
     def skip(self, seconds: float) -> None:
         """An iteration that is not compared with others took part of the budget."""
@@ -231,6 +275,9 @@ class Tuning:
         for row in rows:
             if row.decision is None or row.decision == self.chosen or not row.trials:
                 continue
+            if self._told.get(row.decision) == row.verdict:
+                continue
+            self._told[row.decision] = row.verdict
             why = f"[{row.decision}]: {row.verdict}{self._expected(row.decision, expected)}"
             gain = _difference(kept, row)
             self.log.add(Remark("missed", PASS, (), "measured-slower", why, gain=gain))
@@ -284,6 +331,11 @@ class Tuning:
                 row.verdict, width, initial_indent="      ", subsequent_indent="      "
             )
         return "\n".join(lines)
+
+
+def _compiled(decision: Decision | None, fuse: bool, hosted: bool) -> Decision:
+    """A schedule with its losses compiled; for the user's own statements, program order."""
+    return replace(decision or Decision(fuse=fuse, hosted=hosted), compile=True)
 
 
 def _difference(slow: Report, fast: Report) -> float | None:

@@ -30,6 +30,7 @@ from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.codegen.emit import Emitted, emit
 from rose_compiler.codegen.load import copied_from, edited, load
 from rose_compiler.ir import interp
+from rose_compiler.ir.losses import Loss
 from rose_compiler.ir.program import Program
 from rose_compiler.passes.base import PassContext
 from rose_compiler.passes.manager import PassManager
@@ -148,11 +149,13 @@ class Unit:
         peaks = None if decision in self.memory.measured else Peaks()
         if peaks is not None:
             peaks.begin()
+        notes = len(runtime.notes)
         started = time.perf_counter()
         try:
             with self.cores.entered():
                 result = run()
-            tuning.record(decision, time.perf_counter() - started)
+            taken = time.perf_counter() - started
+            tuning.record(decision, taken - tuning.compiled(runtime.notes[notes:]))
         except Exception as error:
             tuning.raised(decision, error, None if self.last is None else self.last.emitted)
             raise
@@ -268,6 +271,7 @@ class Unit:
                 fusable,
                 self._entry,
                 hosted=bool(objects.hosted(self.program.objects)),
+                compilable=self._compilable,
             )
             self._tuning.progress.name = self.program.name
             self._tuning.forecast = self.forecast
@@ -328,6 +332,10 @@ class Unit:
         found = objects.below(self.program.objects, lambda x: isinstance(x, torch.optim.Optimizer))
         return {name: why_not_fused(optimizer) for name, optimizer in found.items()}
 
+    def _compilable(self) -> bool:
+        """Whether a loss can be compiled together with its ``backward``."""
+        return any(isinstance(loss, Loss) for loss in self.watch.losses.values())
+
     def context(self, decision: Decision, program: Program) -> PassContext:
         """What passes may know while they rewrite ``program`` for one decision."""
         return PassContext(
@@ -341,6 +349,7 @@ class Unit:
             memory_limit=None if self.tuning().tuned else self.memory.left,
             optimizers=self.optimizers(),
             examples=self.watch.examples,
+            losses=self.watch.losses if decision.compile else {},
         )
 
     def build(self, decision: Decision) -> Schedule:

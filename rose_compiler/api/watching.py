@@ -11,11 +11,12 @@ import torch.fx as fx
 
 from rose_compiler.api.observing import Observer, contradict
 from rose_compiler.base import knobs
-from rose_compiler.base.remarks import RemarkLog
+from rose_compiler.base.remarks import Blocker, RemarkLog
 from rose_compiler.frontend.batches import annotate
 from rose_compiler.frontend.changes import Changes
 from rose_compiler.frontend.first_run import hold_back
 from rose_compiler.frontend.graphs import trace_runs
+from rose_compiler.frontend.losses import trace_losses
 from rose_compiler.frontend.names import StateNames
 from rose_compiler.frontend.record import Record, Recorder
 from rose_compiler.frontend.scalar import is_scalar
@@ -23,6 +24,7 @@ from rose_compiler.frontend.source import is_user_type
 from rose_compiler.frontend.states import refine
 from rose_compiler.ir import bodies, interp
 from rose_compiler.ir.dump import dump
+from rose_compiler.ir.losses import Loss
 from rose_compiler.ir.ops import OpTable
 from rose_compiler.ir.program import Program, op_of
 from rose_compiler.ir.verify import verify
@@ -52,6 +54,18 @@ class Watch:
         self._kinds: set[tuple[type, ...]] = set()
         self._attributes: list[tuple[Any, str]] = []
         self._looks = 0
+        self._traceable: Record | None = None
+        self._losses: dict[str, Loss | Blocker] | None = None
+
+    @property
+    def losses(self) -> dict[str, Loss | Blocker]:
+        """The graph of each loss that a ``backward`` follows, or why there is none; traced when
+        first asked for."""
+        if self._losses is None:
+            if self._traceable is None:
+                return {}
+            self._losses = trace_losses(self.program, self._traceable)
+        return self._losses
 
     def knows(self, values: Mapping[str, Any]) -> bool:
         """Whether values of these types were seen: effects hang on them."""
@@ -131,6 +145,8 @@ class Watch:
             hold_back(program, original, record, self._first_run, log)
         moved = record.moved(copies)
         self.examples = _examples(moved)
+        self._losses = None
+        self._traceable = moved
         trace_runs(program, moved, log)
         annotate(program, moved, self.examples)
         record.release()

@@ -38,6 +38,7 @@ class Decision:
     ``cores``: the cores of each lane, of the coordinator's too, as (lane, number) pairs: torch uses
     as many threads there, and the processes of hosts are bound to theirs. Empty: nobody is bound.
     ``fuse``: optimizers that can step by one kernel for all parameters do so.
+    ``compile``: a loss and its ``backward`` become one function that Inductor compiles.
     """
 
     groups: int = 0
@@ -49,6 +50,7 @@ class Decision:
     fuse: bool = False
     hosted: bool = False
     cores: tuple[tuple[str, int], ...] = ()
+    compile: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cores", _pairs(self.cores))
@@ -61,7 +63,7 @@ class Decision:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise _malformed(name, f"a whole number, {least} or more", value)
-        for name in ("defer", "fuse", "hosted"):
+        for name in ("defer", "fuse", "hosted", "compile"):
             if not isinstance(getattr(self, name), bool):
                 raise _malformed(name, "true or false", getattr(self, name))
 

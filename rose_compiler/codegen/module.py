@@ -52,7 +52,7 @@ class Module:
         if key in self._ops:
             return self._ops[key]
         name = self._ops[key] = self.names.fresh(op.name)
-        if op.kind == "graph" and op.body is not None:
+        if op.kind in ("graph", "loss") and op.body is not None:
             self.functions.append(graph_function(name, op, self.printer))
         elif unset:
             known = op.attributes
@@ -125,7 +125,8 @@ def graph_function(name: str, op: Op, printer: Printer) -> list[str]:
                 refs[node] = names.fresh("h" if node in reused.values() else node.name)
             writer.line(f"{refs[node]} = {text}")
         result = output_node(graph).args[0]
-        if op.signature.results == 1 and isinstance(result, tuple | list) and len(result) == 1:
+        alone = op.kind == "graph" and op.signature.results == 1
+        if alone and isinstance(result, tuple | list) and len(result) == 1:
             result = result[0]
         if isinstance(result, list):
             result = tuple(result)

@@ -83,7 +83,10 @@ class Operations(Emitter):
         text = builtins.text(op, node, refs, printer)
         if text is None:
             function = self.function(op, node, refs)
-            text = f"{function}({printer.arguments(node.args, node.kwargs, refs)})"
+            arguments = printer.arguments(node.args, node.kwargs, refs)
+            text = f"{function}({arguments})"
+            if op.kind == "loss":
+                text = f"rt.gradients({function}{', ' if arguments else ''}{arguments})"
         else:
             self.check(node, node.args, refs)
         self.assign(node, text, scope)
@@ -253,7 +256,7 @@ def _infos_unread(node: fx.Node) -> bool:
 
 def _source(op: Op) -> str:
     """The user's statement, or its first line."""
-    if not op.source or op.kind == "graph":
+    if not op.source or op.kind in ("graph", "loss"):
         return ""
     first = op.source[0].splitlines()
     more = len(op.source) > 1 or len(first) > 1

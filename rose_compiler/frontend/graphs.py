@@ -18,8 +18,9 @@ from rose_compiler.ir import facts
 from rose_compiler.ir.deps import Dependences
 from rose_compiler.ir.effects import RNG_TORCH, related
 from rose_compiler.ir.ops import STATE, Op, Signature
-from rose_compiler.ir.program import Program, is_call, is_item, is_state, op_of, placeholders
+from rose_compiler.ir.program import Program, is_call, is_item, is_state, op_of
 from rose_compiler.ir.rewriter import Rewriter
+from rose_compiler.ir.state_node import state_node
 
 PASS = "trace"
 #: Where simulators made of tensors live; their steps are inlined.
@@ -157,7 +158,7 @@ def _replace(program: Program, run: Run, record: Record, rewriter: Rewriter) -> 
     outputs = _outputs(run)
     for node in outputs:
         spec = facts.get(node).spec
-        if spec is not None and spec.kind != "tensor" and not _is_tensor_item(node):
+        if spec is not None and spec.kind != "tensor" and not is_tensor_item(node):
             return Blocker(
                 "not-traceable", f"`{node.name}` is no tensor and is used outside the run"
             )
@@ -176,7 +177,7 @@ def _replace(program: Program, run: Run, record: Record, rewriter: Rewriter) -> 
             if not inside and argument not in examples:
                 inputs.append(argument)
                 examples[argument] = value
-    names = _names(inputs)
+    names = names_of(inputs)
     lifted = dict(record.names.tensors)
     traced = trace(
         _function(run, inputs, states, outputs),
@@ -201,8 +202,7 @@ def _install(
     rewriter: Rewriter,
 ) -> None:
     arguments = [
-        _state_node(program, a, rewriter) if isinstance(a, str) else inputs[a]
-        for a in traced.arguments
+        state_node(a, rewriter) if isinstance(a, str) else inputs[a] for a in traced.arguments
     ]
     rng = (RNG_TORCH,) if traced.draws else ()
     name = program.ops.fresh(_title(run))
@@ -276,7 +276,7 @@ def _outputs(run: Run) -> list[fx.Node]:
     return found
 
 
-def _is_tensor_item(node: fx.Node) -> bool:
+def is_tensor_item(node: fx.Node) -> bool:
     if not is_item(node):
         return False
     spec = facts.get(node.args[0]).spec  # type: ignore[arg-type]
@@ -289,7 +289,7 @@ def _is_tensor_item(node: fx.Node) -> bool:
     )
 
 
-def _names(inputs: Sequence[fx.Node]) -> list[str]:
+def names_of(inputs: Sequence[fx.Node]) -> list[str]:
     """Parameter names for the inputs, each once, none private."""
     taken: dict[str, None] = {}
     for node in inputs:
@@ -299,34 +299,6 @@ def _names(inputs: Sequence[fx.Node]) -> list[str]:
             name, n = f"{stem}_{n}", n + 1
         taken[name] = None
     return list(taken)
-
-
-def _state_node(program: Program, path: str, rewriter: Rewriter) -> fx.Node:
-    """The node of a tensor below a root, at the top of the program."""
-    root_name, attribute = split_name(path, program)
-    for node in program.graph.nodes:
-        if is_call(node, STATE) and facts.get(node).state == path:
-            return node
-    root = next(
-        n
-        for n in placeholders(program.graph)
-        if n.name == root_name or facts.get(n).state == root_name
-    )
-    if not attribute:
-        return root
-    anchor = next(n for n in program.graph.nodes if n.op != "placeholder" and not is_call(n, STATE))
-    name = path.replace(".params.", "_").replace(".buffers.", "_").replace(".", "_")
-    return rewriter.call(STATE, root, attribute, before=anchor, name=name, state=path)
-
-
-def split_name(path: str, program: Program) -> tuple[str, str]:
-    """A state's name as the root and the attribute path that leads to the object."""
-    root, _, rest = path.partition(".")
-    for part in ("params.", "buffers."):
-        if rest.startswith(part):
-            return root, rest[len(part) :]
-        rest = rest.replace(f".{part}", ".")
-    return root, rest
 
 
 def _single(forward: Callable[..., Any]) -> Callable[..., Any]:

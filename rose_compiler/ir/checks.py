@@ -54,5 +54,23 @@ def check_deviations(std: Tensor) -> None:
         raise RuntimeError("normal expects all elements of std >= 0.0")
 
 
+def _valid(valid: Tensor, *_: object) -> Tensor:
+    return valid
+
+
+def _probabilities(probabilities: Tensor) -> Tensor:
+    fine = torch.all((probabilities >= 0) & torch.isfinite(probabilities))
+    return fine & torch.all(probabilities.sum(-1) > 0)
+
+
+def _deviations(std: Tensor) -> Tensor:
+    return torch.all(std >= 0)
+
+
+#: What a check raises without, as a tensor: for code that can't stop at a check.
+_CONDITIONS = ((check_valid, _valid), (check_probabilities, _probabilities))
+for _check, _condition in (*_CONDITIONS, (check_deviations, _deviations)):
+    setattr(_check, "condition", _condition)  # noqa: B010 (a function has no such attribute)
+
 for _check in (check_valid, check_probabilities, check_deviations):
     functions.register(f"rose_compiler.checks.{_check.__name__}", _check)

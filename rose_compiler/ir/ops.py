@@ -18,9 +18,11 @@ from rose_compiler.base.errors import fail
 from rose_compiler.ir import noise
 
 # What a node calls. "block": the user's own statements, kept as Python. "graph": straight-line
-# torch, traced to an fx graph of torch calls. "component": one call of a component (policy,
-# simulator, trainer). "step": a component call that advances a simulator. "builtin": see below.
-KINDS = ("block", "graph", "component", "step", "builtin")
+# torch, traced to an fx graph of torch calls. "loss": such a graph, and the way back through it:
+# the gradients of its first result go to `.grad`, its other results come out. "component": one
+# call of a component (policy, simulator, trainer). "step": a component call that advances a
+# simulator. "builtin": see below.
+KINDS = ("block", "graph", "loss", "component", "step", "builtin")
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,14 @@ class Op:
     """A callable with a signature; the target of a ``call_function`` node.
 
     Two operations are the same only if they are the same object. ``body`` is the traced graph of a
-    ``"graph"`` operation; ``source`` holds the user's statements, for dumps; ``attributes`` is a
-    small mapping of further frozen facts that belong to the operation rather than to one call:
+    ``"graph"`` or ``"loss"`` operation; ``source`` holds the user's statements, for dumps;
+    ``attributes`` is a small mapping of further frozen facts that belong to the operation rather
+    than to one call:
 
     * ``"step"``: ``{"env": param, "action": param}`` of a step;
     * ``"keeps"``: pairs ``(container, value)`` of parameters where the container goes on holding a
       reference to the value, so that who touches the container may read it;
+    * ``"fused"``: the names of the captured operations that a loss stands for;
     * ``"part_of"``: ``(operation, positions)`` of a part that a pass cut out of a captured
       operation: which of its results each result of the part is, ``None`` for a value inside.
     """

@@ -15,6 +15,7 @@ from rose_compiler.ir import functions
 from rose_compiler.ir.dump_names import CALL_WORDS
 from rose_compiler.ir.effects import EVERYTHING, GLOBAL_STATES, parse_entry
 from rose_compiler.ir.interp import call_graph
+from rose_compiler.ir.losses import with_backward
 from rose_compiler.ir.ops import KINDS, Op, Signature
 from rose_compiler.ir.parse_expr import Expressions, Reader, Value, is_strings
 
@@ -130,12 +131,17 @@ def read_op(
         raise reader.error(function, f"two operations are named {signature.name!r}")
     body = None
     if not _is_blank(function.body):
-        if kind != "graph":
-            raise reader.error(function.body[0], "only an operation of kind 'graph' has a body")
+        if kind not in ("graph", "loss"):
+            problem = "only an operation of kind 'graph' or 'loss' has a body"
+            raise reader.error(function.body[0], problem)
         if len(names) != len(params):
             raise reader.error(function, "a traced operation needs its parameters by name")
         body = GraphBody(reader, function, names).read()
-    run = None if body is None else functools.partial(_results, body, signature.results)
+    run: Callable[..., Any] | None = None
+    if body is not None and kind == "loss":
+        run = with_backward(functools.partial(call_graph, body))
+    elif body is not None:
+        run = functools.partial(_results, body, signature.results)
     impl = bind.get(signature.name, run)
     return Op(
         signature,

@@ -229,8 +229,10 @@ def _results(node: fx.Node) -> int | None:
 
 def _traced(subject: Subject) -> Iterator[Fault]:
     for op in subject.program.ops.by_name.values():
-        if (op.kind == "graph") != (op.body is not None):
-            yield Fault(f"operation {op.name!r}: of kind 'graph' are those with a traced body")
+        if (op.kind in ("graph", "loss")) != (op.body is not None):
+            yield Fault(
+                f"operation {op.name!r}: of kind 'graph' or 'loss' are those with a traced body"
+            )
         if op.body is None:
             continue
         yield from _lint_graph(op.body.graph, op.name)
@@ -243,10 +245,12 @@ def _traced(subject: Subject) -> Iterator[Fault]:
                 len(params),
             )
         results = program.output_node(op.body.graph).args[0]
-        if op.signature.results > 1 and (
-            not isinstance(results, tuple | list) or len(results) != op.signature.results
+        # the body of a loss has the loss itself in front of its results
+        wanted = op.signature.results + (op.kind == "loss")
+        if (wanted > 1 or op.kind == "loss") and (
+            not isinstance(results, tuple | list) or len(results) != wanted
         ):
-            yield Fault(f"results of the body of {op.name!r}", None, op.signature.results, results)
+            yield Fault(f"results of the body of {op.name!r}", None, wanted, results)
 
 
 FORM: tuple[Rule, ...] = (

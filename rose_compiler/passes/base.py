@@ -14,6 +14,8 @@ from typing import Any, ClassVar, Literal
 import torch.fx as fx
 
 from rose_compiler.base.decision import Decision
+from rose_compiler.base.remarks import Blocker
+from rose_compiler.ir.losses import Loss
 from rose_compiler.ir.program import LoopView, Program, is_call, op_of
 from rose_compiler.ir.rewriter import Rewriter
 
@@ -44,7 +46,8 @@ class PassContext:
     where that is known and guarded. ``run_ahead=False`` forbids to start an operation before an
     earlier one that may raise has ended. ``memory_limit`` bounds, in bytes, what collecting values
     over a loop may keep. ``optimizers`` maps the state of each optimizer to why its steps can't run
-    as fused kernels, ``None`` where they can.
+    as fused kernels, ``None`` where they can. ``losses`` maps the operation of each ``backward`` to
+    the graph of the loss in front of it, or to why there is none.
     """
 
     numerics: Literal["close", "bitwise"] = "close"
@@ -57,6 +60,7 @@ class PassContext:
     memory_limit: float | None = None
     examples: Mapping[str, Any] = field(default_factory=dict)
     optimizers: Mapping[str, str | None] = field(default_factory=dict)
+    losses: Mapping[str, Loss | Blocker] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Optimizer steps as fused kernels, all parameters of a group in one call."""
+"""Many small operations of an update as few: optimizer steps by one kernel for all parameters of a
+group, a loss and its ``backward`` by what Inductor compiles."""
 
 from __future__ import annotations
 
@@ -14,11 +15,13 @@ from rose_compiler.ir.ops import FUSE, STATE
 from rose_compiler.ir.program import Program, is_call, op_of, placeholders
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes.base import Pass, PassContext, context_of
+from rose_compiler.passes.fuse_losses import fuse_losses
 
 
 @dataclass(frozen=True)
 class Fuse(Pass):
-    """Let optimizers that can step by one kernel do so while the program runs.
+    """Let optimizers that can step by one kernel do so while the program runs, and let Inductor
+    compile a loss together with its ``backward``.
 
     Fused kernels round otherwise than a loop over parameters, so ``numerics="bitwise"`` keeps that.
     """
@@ -26,6 +29,7 @@ class Fuse(Pass):
     name: ClassVar[str] = "fuse"
 
     def run_program(self, program: Program, rewrite: Rewriter) -> None:
+        fuse_losses(program, rewrite)
         context = context_of(rewrite)
         for state, reason in context.optimizers.items():
             step = _first_step(program, state, rewrite)

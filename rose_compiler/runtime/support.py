@@ -15,7 +15,7 @@ from rose_compiler.base.faultmap import FaultMap
 from rose_compiler.base.profile import Span, Timeline
 from rose_compiler.base.recurrence import Recurrence
 from rose_compiler.kernels import scan
-from rose_compiler.runtime import buffers, faults
+from rose_compiler.runtime import buffers, faults, gradients
 from rose_compiler.runtime.events import StreamLane, Streams, TorchStreams
 from rose_compiler.runtime.lanes import InlineLane, Lane, ThreadLane
 from rose_compiler.runtime.optimizers import Fused, why_not_fused
@@ -60,6 +60,9 @@ class Runtime:
         self._switch: float | None = None
         self._broken = False
         self._fused: list[Fused] = []
+        self._losses: dict[gradients.Forward, gradients.Gradients] = {}
+        #: What became of losses that were to be compiled, newest last.
+        self.notes: list[gradients.Note] = []
 
     # Lanes.
 
@@ -207,6 +210,14 @@ class Runtime:
         """Let an optimizer's steps run as fused kernels until the run ends, if they can."""
         if why_not_fused(optimizer) is None:
             self._fused.append(Fused(optimizer))
+
+    def gradients(self, forward: gradients.Forward, *args: Any) -> Any:
+        """Compute a loss and go backward from it, by what Inductor makes of ``forward``: what
+        ``loss, *others = forward(*args); loss.backward()`` does. The others, detached."""
+        found = self._losses.get(forward)
+        if found is None:
+            found = self._losses[forward] = gradients.of(forward)
+        return found(args, self.notes.append)
 
     @staticmethod
     def state(root: Any, path: str) -> Any:

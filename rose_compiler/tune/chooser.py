@@ -103,6 +103,7 @@ class Chooser:
         self._scores: tuple[list[float], list[float]] = ([], [])
         self._challengers: list[int] = []
         self._drift = Drift()
+        self._challenged = False  # the champion has been settled on before
         self._before: int | None = None  # what was in force when a drift began the search anew
         if len(self.candidates) == 1:
             self._settle(self.eager, "the only schedule there is")
@@ -172,6 +173,12 @@ class Chooser:
         if self._over_budget():
             self._end_early()
 
+    def allows(self, seconds: float) -> bool:
+        """Whether the budget has room for so many seconds beside the iterations."""
+        if self.budget_trips is not None and self.trips:
+            return self.spent_s + seconds <= self.budget_trips * self.spent_s / self.trips
+        return self.spent_s + seconds <= self.budget_s
+
     def limit(self, trips: int) -> None:
         """The run has ``trips`` iterations: tuning takes at most :data:`SHARE` of them."""
         self.budget_trips = max(1, int(SHARE * trips))
@@ -189,6 +196,21 @@ class Chooser:
         """Settle on a candidate at once, without trials."""
         self._settle(candidate, why)
 
+    def challenge(self, decision: Decision) -> None:
+        """Let one more schedule meet the one that is settled on, within what is left of the budget.
+        Whichever wins is not compared with eager once more."""
+        if not self.settled:
+            raise ValueError("the search is not over")
+        self.candidates.append(decision)
+        candidate = len(self.candidates) - 1
+        self.trials[candidate] = []
+        if self._over_budget():
+            self.verdicts[candidate] = "the budget for tuning was spent"
+            return
+        self.phase = Phase.FINAL
+        self._challenged = True
+        self._open_duel(candidate, self.best)
+
     def failed(self, candidate: int, why: str) -> None:
         """``candidate`` can't be built or run: it is not tried again."""
         self._dropped.add(candidate)
@@ -200,6 +222,8 @@ class Chooser:
         if self._duel is not None and candidate in self._duel:
             self._duel = None
             self._queue = []
+            if self._challenged:
+                self._settle(self.best, self.verdicts.get(self.best, why))
         if not self._queue and not self.settled:
             self._advance()
 
@@ -304,8 +328,9 @@ class Chooser:
         won = interval.low > 1.0 and interval.median >= 1.0 + MARGIN
         text = f"{interval} times the speed of {self._name(champion)} in {len(speedups)} pairs"
         if final:
-            self._settle(challenger if won else self.eager, text)
-            self.verdicts.setdefault(challenger, text)
+            if not won:
+                self.verdicts[challenger] = text
+            self._settle(challenger if won else champion, text)
             return
         if won:
             self.verdicts[champion] = f"{self._name(challenger)} is faster: {text}"
@@ -326,6 +351,9 @@ class Chooser:
 
     def _end_early(self) -> None:
         """The budget is spent: eager, unless the champion has clearly beaten it so far."""
+        if self._challenged:
+            self._settle(self.best, self.verdicts.get(self.best, ""))
+            return
         seen = {c: statistics.median(t.score for t in ts) for c, ts in self.trials.items() if ts}
         champion = self.best
         if self.phase is Phase.SCREEN and seen:
@@ -345,6 +373,7 @@ class Chooser:
         self.phase = Phase.SETTLED
         self.verdicts[best] = why
         self._queue, self._duel, self._open = [], None, None
+        self._challenged = False
         self._drift.reset()
         if self._before is not None:
             # a change that changed nothing has to show for longer the next time

@@ -71,7 +71,7 @@ def transfer(
             node = nodes[key]
             body = _body_runs(key, trips)
             if found is None:
-                costs[key], times[key] = _added(node), 1.0
+                costs[key], times[key] = _fused(node, known) or _added(node), 1.0
                 continue
             each = found.runs / found.places / body if body else 0.0
             deferred = "defer" in facts.get(node).origin.passes
@@ -150,6 +150,15 @@ def _calls(node: fx.Node) -> int:
     if body is None:
         return 1
     return sum(n.op in ("call_function", "call_method") for n in body.graph.nodes)
+
+
+def _fused(node: fx.Node, known: Mapping[_Identity, Known]) -> Cost | None:
+    """What the operations took that one stands for: no more than that is known of it."""
+    members = op_of(node).attributes.get("fused", ())
+    parts = [k.cost for (name, _), k in known.items() if name in members]
+    if not parts:
+        return None
+    return Cost(sum(c.run_s for c in parts), sum(c.work_s for c in parts))
 
 
 def _added(node: fx.Node) -> Cost:

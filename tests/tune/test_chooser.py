@@ -193,3 +193,49 @@ def test_space_is_a_handful_and_starts_with_what_must_be_beaten() -> None:
         d is None or (d.rollout_threads is None and d.update_threads is None) for d in bitwise
     )
     assert candidates(1, close=True, threads=1, asynchronous=False, eager=False)[0] == Decision()
+
+
+def challenged(times: list[float], further: float, *, seed: int = 0) -> Chooser:
+    """A search that is over, then one more schedule against what it settled on."""
+    chooser = search(times, seed)
+    chooser.challenge(Decision(groups=9, compile=True))
+    generator = np.random.default_rng(seed)
+    known = [*times, further]
+    while not chooser.settled:
+        c = chooser.current
+        chooser.record(c, known[c] * np.exp(0.05 * generator.normal()))
+    return chooser
+
+
+@pytest.mark.parametrize(("further", "best"), [(0.15, 2), (0.25, 1)])
+def test_one_more_schedule_meets_what_is_settled_on(further: float, best: int) -> None:
+    chooser = challenged([0.30, 0.20], further)
+    assert chooser.best == best
+    assert not chooser.against_eager.get(2)  # the champion is compared with, not eager
+    assert "times the speed of [groups=2]" in chooser.verdicts[2]
+
+
+def test_a_challenger_that_fails_leaves_what_is_settled_on() -> None:
+    chooser = search([0.30, 0.20], 0)
+    chooser.challenge(Decision(compile=True))
+    chooser.record(chooser.current, 0.2)
+    chooser.failed(2, "no compiler")
+    assert chooser.settled
+    assert chooser.best == 1
+
+
+def test_a_challenge_has_no_budget_of_its_own() -> None:
+    chooser = search([0.30, 0.20], 0)
+    kept, why = chooser.best, chooser.verdicts[chooser.best]
+    assert chooser.allows(10.0)
+    chooser.budget_s = chooser.spent_s + 3.0
+    assert not chooser.allows(10.0)
+    chooser.challenge(Decision(compile=True))
+    for _ in range(20):
+        if not chooser.settled:
+            chooser.record(chooser.current, 0.5)
+    assert chooser.settled
+    assert (chooser.best, chooser.verdicts[kept]) == (kept, why)
+    chooser.budget_s = chooser.spent_s
+    chooser.challenge(Decision(groups=3, compile=True))
+    assert chooser.settled

@@ -1,0 +1,201 @@
+"""A loss and its ``backward`` as one operation: what is known of it, and where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.fx as fx
+
+from rose_compiler.base.remarks import Blocker
+from rose_compiler.ir import facts
+from rose_compiler.ir.deps import Dependences, title
+from rose_compiler.ir.effects import conflicts
+from rose_compiler.ir.facts import Spec
+from rose_compiler.ir.ops import BRANCH, LOOP, STATE, Op
+from rose_compiler.ir.program import (
+    BranchView,
+    LoopView,
+    Program,
+    children,
+    is_call,
+    is_exit,
+    is_item,
+    op_of,
+    output_node,
+    placeholders,
+)
+
+#: ``(operation, argument)`` or ``(operation, result)``; ``None`` for the one result there is.
+Place = tuple[str, int | None]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The statements that compute a loss, traced to one graph, and the ``backward`` behind them.
+
+    ``run`` are the operations that the graph stands for, in program order, and ``backward`` is the
+    one that follows; each is called once in one body. ``op`` computes the graph's results, the loss
+    first, and then goes backward through it: its first arguments are values of the program, found
+    as arguments of the operations (``inputs``), the others the tensors at the paths ``states``.
+    ``results`` says of which operations the results behind the loss are.
+    """
+
+    run: tuple[str, ...]
+    backward: str
+    op: Op
+    inputs: tuple[Place, ...]
+    states: tuple[str, ...]
+    results: tuple[Place, ...]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where a loss stands in a program: its nodes, and those of its inputs and results."""
+
+    nodes: tuple[fx.Node, ...]
+    backward: fx.Node
+    inputs: tuple[fx.Node, ...]
+    results: tuple[fx.Node, ...]
+
+
+def locate(program: Program, loss: Loss) -> Found | Blocker:
+    """The nodes of a loss in a program that passes may have changed since it was traced."""
+    backward = next((n for n in program.nodes() if _calls(n, loss.backward)), None)
+    if backward is None:
+        return Blocker("unsupported-shape", "its backward is gone")
+    by_name: dict[str, fx.Node] = {}
+    for node in backward.graph.nodes:
+        if is_call(node) and op_of(node).name in loss.run:
+            by_name[op_of(node).name] = node
+    if tuple(by_name) != loss.run:
+        return Blocker("unsupported-shape", "an earlier pass has moved a part of the loss")
+    nodes = tuple(by_name.values())
+    inputs = [by_name[name].args[k] for name, k in loss.inputs if k is not None]
+    results = [_result(by_name[name], k) for name, k in loss.results]
+    if not all(isinstance(n, fx.Node) for n in (*inputs, *results)):
+        return Blocker("unsupported-shape", "an earlier pass has changed a part of the loss")
+    found = Found(nodes, backward, tuple(inputs), tuple(results))  # type: ignore[arg-type]
+    return why_apart(program, nodes, backward) or found
+
+
+def _calls(node: fx.Node, name: str) -> bool:
+    return is_call(node) and not is_call(node, STATE) and op_of(node).name == name
+
+
+def _result(node: fx.Node, position: int | None) -> fx.Node | None:
+    if position is None:
+        return node
+    return next((u for u in node.users if is_item(u) and u.args[1] == position), None)
+
+
+def why_apart(program: Program, nodes: tuple[fx.Node, ...], backward: fx.Node) -> Blocker | None:
+    """Why operations can't wait until the ``backward`` behind them."""
+    deps = Dependences(program)
+    members = set(nodes)
+    reads = [e for n in nodes for e in deps.effects(n) if not e.state.startswith("rng:")]
+    between = False
+    for node in backward.graph.nodes:
+        if node is backward:
+            return None
+        between = between or node is nodes[0]
+        if not between or node in members or not is_call(node):
+            continue
+        if is_exit(node):
+            return Blocker("early-exit", f"{title(node)} may leave before the backward")
+        taken = [a for a in node.all_input_nodes if _maker(a) in members]
+        if taken:
+            return Blocker(
+                "host-read",
+                f"{title(node)} uses `{taken[0].name}` in front of the backward",
+                "use it behind the backward",
+            )
+        for effect in deps.effects(node):
+            if any(conflicts(effect, r) for r in reads):
+                return Blocker(
+                    "effects-conflict",
+                    f"{title(node)} writes {effect.state}, which the loss reads before",
+                )
+    return Blocker("unsupported-shape", "its backward does not follow in the same body")
+
+
+def _maker(node: fx.Node) -> fx.Node:
+    while is_item(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def records(spec: Spec | None) -> bool:
+    """Whether a value, or a part of it, has a graph to go back through."""
+    return spec is not None and (spec.requires_grad or any(map(records, spec.items)))
+
+
+def graph_leaving(program: Program, found: Found) -> fx.Node | None:
+    """Who would go on recording from a result of a loss, or hand one out of the program, if anyone:
+    the results come out detached."""
+    members = {*found.nodes, found.backward}
+    reached = {n for n in found.results if records(facts.get(n).spec)}
+    before = -1
+    while len(reached) != before:
+        before = len(reached)
+        for graph in program.graphs():
+            for node in graph.nodes:
+                if node in members or reached.isdisjoint(node.all_input_nodes):
+                    continue
+                if is_item(node):
+                    reached.add(node)
+                elif is_call(node, LOOP) or is_call(node, BRANCH):
+                    _enter(node, reached)
+                elif _records(node) or (node.op == "output" and graph is program.graph):
+                    return node
+        for node, body in _bodies(program):
+            _leave(node, body, reached)
+    return None
+
+
+def _records(node: fx.Node) -> bool:
+    return is_call(node) and not is_exit(node) and records(facts.get(node).spec)
+
+
+def _bodies(program: Program) -> list[tuple[fx.Node, fx.GraphModule]]:
+    modules = [g.owning_module for g in program.graphs()]
+    return [pair for m in modules if isinstance(m, fx.GraphModule) for pair in children(m)]
+
+
+def _enter(node: fx.Node, reached: set[fx.Node]) -> None:
+    """Follow values into the bodies of a loop or branch."""
+    if is_call(node, LOOP):
+        view = LoopView(node)
+        outer: list[Any] = [*view.carried_init, *view.captured]
+        pairs = list(zip(outer, (*view.carried, *view.captured_params), strict=True))
+    else:
+        branch = BranchView(node)
+        arms = (branch.then, branch.orelse)
+        pairs = [p for a in arms for p in zip(branch.captured, placeholders(a.graph), strict=True)]
+    reached.update(inner for value, inner in pairs if value in reached)
+
+
+def _leave(node: fx.Node, body: fx.GraphModule, reached: set[fx.Node]) -> None:
+    """Follow values out of a body: to the next trip, and to what picks them behind it."""
+    exits = [n.args[1] for n in body.graph.nodes if is_exit(n)]
+    for values in (*exits, output_node(body.graph).args[0]):
+        for position, value in enumerate(tuple(values)):
+            if value not in reached:
+                continue
+            if is_call(node, LOOP):
+                reached.add(LoopView(node).carried[position])
+            reached.update(u for u in node.users if is_item(u) and u.args[1] == position)
+
+
+def with_backward(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The reference of a loss's operation: compute its results, go backward from the first one,
+    hand out the others detached."""
+
+    def run(*args: Any) -> Any:
+        loss, *others = forward(*args)
+        loss.backward()
+        freed = tuple(each.detach() for each in others)
+        return freed if len(freed) > 1 else freed[0] if freed else None
+
+    return run
