@@ -17,6 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
 from rose_compiler.runtime.hosts import InlineHost, ProcessHost, ThreadHost
+from rose_compiler.runtime.hosts.hosted import hosted
 from rose_compiler.sim import ShardedEnv
 
 
@@ -25,6 +26,17 @@ class Nothing:
 
     def call(self) -> None:
         """Return at once."""
+
+
+class Echo:
+    """A component that gives back what it was given, and takes parameters."""
+
+    def call(self, value: Any = None) -> Any:
+        """The argument."""
+        return value
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Keep nothing."""
 
 
 class Still(gymnasium.Env):
@@ -58,12 +70,31 @@ def measure(call: Callable[[], Any], count: int = 4000) -> str:
     return f"median {statistics.median(times):7.1f} µs   p99 {times[int(count * 0.99)]:7.1f} µs"
 
 
+def arrays_there_and_back() -> None:
+    """Arrays to a component and back: by shared memory, pickled, and as published parameters."""
+    shared = hosted(Echo, name="shared")
+    pickled = ProcessHost(Echo, name="pickled")
+    for count in (17, 32 * 17, 1 << 16, 1 << 20):
+        array = np.zeros(count, np.float32)
+        size = f"{array.nbytes / 1024:.4g} KiB"
+        rounds = 2000 if count < 1 << 16 else 200
+        by_memory = measure(lambda a=array: shared.call(a), rounds)
+        by_pickle = measure(lambda a=array: pickled.call("call", a), rounds)
+        publish = measure(lambda a=array: (shared.publish({"w": a}), shared.call()), rounds)
+        print(f"{'hosted, shared memory':26} {size:12} {by_memory}")
+        print(f"{'ProcessHost, pickled':26} {size:12} {by_pickle}")
+        print(f"{'hosted, published':26} {size:12} {publish}")
+    shared.close()
+    pickled.close()
+
+
 def main() -> None:
     """Print the table."""
     for kind in (InlineHost, ThreadHost, ProcessHost):
         host = kind(Nothing)
         print(f"{kind.__name__:26} empty call   {measure(lambda h=host: h.call('call'))}")
         host.close()
+    arrays_there_and_back()
     for infos in (False, True):
         what = "4 infos" if infos else "no infos"
         actions = np.zeros((1, 6), np.float32)

@@ -2,9 +2,9 @@
 
 A simulator in a process and a policy in this one advance two halves of a batch in turn, so that
 one simulates while the other acts. Unmanaged, the numeric libraries of both start a thread for
-every core, as they do by default, and fight. With quotas each side has the cores that the tuner
-found, and as many threads. All variants are live at once and are compared in pairs; "in turn" does
-the same work without overlap, with all cores for whoever runs.
+every core, as they do by default, and fight. The loop is compiled: the tuner finds the schedule and
+the quotas, each side with cores of its own and as many threads. Then it is compared in pairs with
+the loop as written, and with the same overlap on threads that nobody bounds.
 """
 
 from __future__ import annotations
@@ -12,24 +12,22 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+import rose_compiler
 from bench.measure import abba, bootstrap, machine, ratio
-from rose_compiler.base.machine import Schedule, Task, detect_cpu
-from rose_compiler.base.quota import THREADS, QuotaPlan
-from rose_compiler.runtime.hosts import ProcessHost
-from rose_compiler.runtime.quotas import Cores
-from rose_compiler.tune.slack import Tuned, tune
+from rose_compiler.base.decision import Decision
+from rose_compiler.runtime.hosts.hosted import Hosted
 
 HALVES = 2
 
@@ -50,127 +48,65 @@ class Simulator:
 
     def __init__(self, sizes: Sizes) -> None:
         torch.manual_seed(0)
-        self._sizes = sizes
+        self._substeps = sizes.substeps
         self._dynamics = torch.randn(sizes.width, sizes.width) / sizes.width**0.5
-        self._state = [torch.randn(sizes.envs, sizes.width) for _ in range(HALVES)]
+        self._state = [torch.zeros(sizes.envs, sizes.width) for _ in range(HALVES)]
 
-    def step(self, half: int, action: bytes) -> tuple[bytes, float, float]:
-        """Observations of one half after its action, and when the step began and ended."""
-        began = time.perf_counter()
-        push = torch.frombuffer(bytearray(action), dtype=torch.float32)
+    def step(self, half: int, action: torch.Tensor) -> torch.Tensor:
+        """Observations of one half after its action: (envs, width), float32."""
         state = self._state[half]
-        push = push.reshape(state.shape)
         with torch.no_grad():
-            for _ in range(self._sizes.substeps):
-                state = torch.tanh(state @ self._dynamics + push)
+            for _ in range(self._substeps):
+                state = torch.tanh(state @ self._dynamics + action)
         self._state[half] = state
-        return state.numpy().tobytes(), began, time.perf_counter()
+        return state
 
 
-def build(sizes: Sizes) -> Simulator:
-    """The simulator's factory."""
-    return Simulator(sizes)
+def make_policy(sizes: Sizes) -> nn.Module:
+    """The policy, the same for every variant."""
+    torch.manual_seed(1)
+    return nn.Sequential(
+        *(nn.Linear(sizes.width, sizes.hidden), nn.Tanh()),
+        *(nn.Linear(sizes.hidden, sizes.hidden), nn.Tanh()),
+        *(nn.Linear(sizes.hidden, sizes.width), nn.Tanh()),
+    )
+
+
+def iteration(
+    policy: nn.Module, sim: Hosted, first: torch.Tensor, second: torch.Tensor, steps: int
+) -> torch.Tensor:
+    """Advance both halves by ``steps`` steps; the last observations of both."""
+    with torch.no_grad():
+        for _ in range(steps):
+            action = policy(first)
+            first = sim.step(0, action)
+            action_2 = policy(second)
+            second = sim.step(1, action_2)
+        last = torch.cat((first, second))
+    return last
 
 
 class Loop:
-    """One live training-like loop: a simulator's process and a policy in this one."""
+    """One live loop with a simulator's process of its own."""
 
-    def __init__(self, sizes: Sizes, plan: QuotaPlan | None) -> None:
-        self._sizes = sizes
-        self._stack = ExitStack()
-        self._applied = None if plan is None else self._stack.enter_context(Cores().apply(plan))
-        threads = dict.fromkeys(THREADS, str(len(os.sched_getaffinity(0))))
-        environment = threads if self._applied is None else self._applied.environment("sim")
-        self.host = ProcessHost(
-            partial(build, sizes), name="sim", environment=environment, timeout=120.0
+    def __init__(self, sizes: Sizes, step: Callable[..., torch.Tensor], stack: ExitStack) -> None:
+        self.sim = stack.enter_context(
+            rose_compiler.hosted(partial(Simulator, sizes), threads=None, timeout=300.0)
         )
-        self._stack.callback(self.host.close)
-        if self._applied is not None:
-            self._applied.started("sim", self.host.pid)
-        self.host.ready()
-        torch.manual_seed(1)
-        self._policy = nn.Sequential(
-            nn.Linear(sizes.width, sizes.hidden),
-            nn.Tanh(),
-            nn.Linear(sizes.hidden, sizes.hidden),
-            nn.Tanh(),
-            nn.Linear(sizes.hidden, sizes.width),
-            nn.Tanh(),
-        )
-        self._obs = [np.zeros((sizes.envs, sizes.width), np.float32) for _ in range(HALVES)]
-        self.schedule = Schedule(0.0)
+        self.sim.ready()
+        start = torch.zeros(sizes.envs, sizes.width)
+        self._step = partial(step, make_policy(sizes), self.sim, start, start, sizes.steps)
 
-    def iteration(self, overlapped: bool = True) -> None:
-        """One iteration; :attr:`schedule` says when each step and each act ran."""
-        with self._entered():
-            self._run(overlapped)
-
-    def close(self) -> None:
-        """End the simulator's process."""
-        self._stack.close()
-
-    def _entered(self) -> AbstractContextManager[Any]:
-        if self._applied is None:
-            torch.set_num_threads(len(os.sched_getaffinity(0)))
-            return nullcontext()
-        return self._applied.entered("policy")
-
-    def _run(self, overlapped: bool) -> None:
-        origin = time.perf_counter()
-        start: dict[str, float] = {}
-        end: dict[str, float] = {}
-        pending: list[Any] = [None] * HALVES
-        for t in range(self._sizes.steps + 1):
-            for half in range(HALVES):
-                if pending[half] is not None:
-                    data, began, ended = self.host.wait(pending[half])
-                    start[f"step {t - 1} {half}"] = began - origin
-                    end[f"step {t - 1} {half}"] = ended - origin
-                    self._obs[half] = np.frombuffer(data, np.float32).reshape(self._obs[half].shape)
-                if t == self._sizes.steps:
-                    continue
-                start[f"act {t} {half}"] = time.perf_counter() - origin
-                with torch.no_grad():
-                    action = self._policy(torch.from_numpy(self._obs[half].copy()))
-                end[f"act {t} {half}"] = time.perf_counter() - origin
-                pending[half] = self.host.submit("step", half, action.numpy().tobytes())
-                if not overlapped:
-                    self.host.wait(pending[half])
-        self.schedule = Schedule(time.perf_counter() - origin, start, end)
+    def iteration(self) -> torch.Tensor:
+        """Run one iteration."""
+        return self._step()
 
 
-def tasks(steps: int) -> list[Task]:
-    """The loop as a graph of branches."""
-    found: list[Task] = []
-    for t in range(steps):
-        for half in range(HALVES):
-            before = (f"step {t - 1} {half}",) if t else ()
-            found.append(Task(f"act {t} {half}", "policy", 0.0, after=before))
-            found.append(Task(f"step {t} {half}", "sim", 0.0, after=(f"act {t} {half}",)))
-    return found
-
-
-def find(sizes: Sizes) -> tuple[QuotaPlan, Tuned]:
-    """The quotas that the tuner finds on this machine, each tried in a process of its own."""
-    cpu = detect_cpu()
-
-    def measure(chunks: Mapping[str, int]) -> Schedule:
-        loop = Loop(sizes, QuotaPlan.divide("cores", cpu, chunks))
-        try:
-            loop.iteration()  # warm up
-            runs = []
-            for _ in range(3):
-                loop.iteration()
-                runs.append(loop.schedule)
-            return min(runs, key=lambda run: run.makespan)
-        finally:
-            loop.close()
-
-    tuned = tune(tasks(sizes.steps), measure, cpu.cores, lanes=["sim", "policy"])
-    plan = QuotaPlan.divide(
-        "cores", cpu, tuned.chunks, why=tuned.why(), predicted_s=tuned.predicted_s
-    )
-    return plan, tuned
+def fixed(decision: Decision, folder: str) -> Any:
+    """The loop compiled to one schedule, without tuning."""
+    path = os.path.join(folder, "decision.json")
+    decision.save(path)
+    return rose_compiler.compile(iteration, tune=path)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -178,37 +114,49 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--trial", type=float, default=0.5, help="seconds a trial lasts at least")
+    parser.add_argument("--budget", type=float, default=120.0, help="seconds that tuning may take")
     parser.add_argument("--small", action="store_true", help="sizes that only try the command")
     options = parser.parse_args(argv)
-    if len(os.sched_getaffinity(0)) < 2:
+    cores = len(os.sched_getaffinity(0))
+    if cores < 2:
         print("one core can't be divided")
         return 0
     sizes = Sizes(16, 16, 2, 16, 2) if options.small else Sizes()
     threads = torch.get_num_threads()
-    plan, tuned = find(sizes)
-    print(plan.explain())
-    print(f"found with {tuned.iterations} measured iterations")
-    unmanaged, managed = Loop(sizes, None), Loop(sizes, plan)
-    variants: dict[str, Callable[[], object]] = {
-        "unmanaged": unmanaged.iteration,
-        "quotas": managed.iteration,
-        "in turn": partial(unmanaged.iteration, False),
-    }
-    try:
+    torch.set_num_threads(cores)
+    with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, threads)
+        folder = stack.enter_context(TemporaryDirectory())
+        overlap = fixed(Decision(hosted=True), folder)
+        tuned = rose_compiler.compile(iteration, tune_budget=options.budget)
+        stack.callback(overlap.close)
+        stack.callback(tuned.close)
+        live = Loop(sizes, tuned, stack)
+        began = time.perf_counter()
+        while not tuned.settled:
+            live.iteration()
+        print(tuned.explain(width=100))
+        print(f"tuned for {time.perf_counter() - began:.0f} s: [{tuned.decision}]")
+        variants: dict[str, Callable[[], object]] = {
+            "as written, unmanaged": Loop(sizes, iteration, stack).iteration,
+            "overlapped, unmanaged": Loop(sizes, overlap, stack).iteration,
+            "compiled, quotas found": live.iteration,
+        }
         for step in variants.values():
             step()
+            step()
         scores = abba(variants, options.pairs, options.trial)
-    finally:
-        unmanaged.close()
-        managed.close()
-        torch.set_num_threads(threads)
-    table = Table("", "ms an iteration", "quotas are faster by", title=machine())
+    mine = scores.seconds["compiled, quotas found"]
+    table = Table("", "ms an iteration", "compiled is faster by", title=machine())
     for name, seconds in scores.seconds.items():
-        gain = ratio(seconds, scores.seconds["quotas"])
+        gain = ratio(seconds, mine)
         table.add_row(name, str(bootstrap([1e3 * s for s in seconds])), str(gain))
     Console().print(table)
     print(f"{scores.noisy} trials ran beside other load")
-    return int(ratio(scores.seconds["unmanaged"], scores.seconds["quotas"]).median < 1.15)
+    best = min(
+        "as written, unmanaged", "overlapped, unmanaged", key=lambda n: min(scores.seconds[n])
+    )
+    return int(ratio(scores.seconds[best], mine).median < 1.15)
 
 
 if __name__ == "__main__":

@@ -1,45 +1,27 @@
-"""The core-quota benchmark in small: it runs under a plan, and its tasks are all measured."""
+"""The core-quota benchmark in small: overlapped, it computes what the loop as written does."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
-import numpy as np
-import pytest
 import torch
 
-from bench.quotas import Loop, Simulator, Sizes, tasks
-from rose_compiler.base.machine import detect_cpu
-from rose_compiler.base.quota import QuotaPlan
+from bench.quotas import HALVES, Loop, Simulator, Sizes, fixed, iteration, make_policy
+from rose_compiler.base.decision import Decision
 
-SMALL = Sizes(envs=8, width=16, substeps=2, hidden=16, steps=2)
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+SMALL = Sizes(envs=8, width=16, substeps=2, hidden=16, steps=3)
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_a_loop_runs_under_its_quotas() -> None:
-    allowed = os.sched_getaffinity(0)
-    loop = Loop(SMALL, QuotaPlan.divide("cores", detect_cpu(), {"sim": 1, "policy": 1}))
-    loop.iteration()
-    assert set(loop.schedule.end) == {task.name for task in tasks(SMALL.steps)}
-    assert os.sched_getaffinity(loop.host.pid) == {min(allowed)}
-    loop.close()
-    assert os.sched_getaffinity(0) == allowed  # the policy's thread has its cores back
-    # the same by hand, in this process
-    simulator = Simulator(SMALL)
-    obs = [np.zeros((SMALL.envs, SMALL.width), np.float32) for _ in range(2)]
-    for _ in range(SMALL.steps):
-        for half in range(2):
-            with torch.no_grad():
-                action = loop._policy(torch.from_numpy(obs[half].copy()))
-            data, began, ended = simulator.step(half, action.numpy().tobytes())
-            assert ended >= began
-            obs[half] = np.frombuffer(data, np.float32).reshape(obs[half].shape)
-    assert np.allclose(np.stack(obs), np.stack(loop._obs), atol=1e-5)
+def test_the_overlapped_loop_computes_what_is_written(tmp_path: Path) -> None:
+    step = fixed(Decision(hosted=True), str(tmp_path))
+    with ExitStack() as stack:
+        stack.callback(step.close)
+        loop = Loop(SMALL, step, stack)
+        found = [loop.iteration() for _ in range(3)]
+        assert step.source.count(".submit(") == HALVES
+    simulator, policy = Simulator(SMALL), make_policy(SMALL)
+    start = torch.zeros(SMALL.envs, SMALL.width)
+    for last in found:
+        wanted = iteration(policy, simulator, start, start, SMALL.steps)  # type: ignore[arg-type]
+        assert torch.allclose(wanted, last, atol=1e-5)
