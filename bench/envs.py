@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -16,14 +17,19 @@ Hosts = Literal["inline", "thread", "process"]
 OBS, ACT = 17, 6
 
 
-def make_env(episode: int = 1000) -> gymnasium.Env[Any, Any]:
+def make_env(
+    episode: int = 1000, change: Callable[[Any], gymnasium.Env[Any, Any]] | None = None
+) -> gymnasium.Env[Any, Any]:
     """HalfCheetah with the usual wrappers of continuous control, in episodes of so many steps.
+
+    `change` wraps the environment before any other wrapper.
 
     Normalizers belong to each environment, so that environments stay independent.
     """
     import gymnasium as gym
 
     env: Any = gym.make("HalfCheetah-v5", max_episode_steps=episode)
+    env = env if change is None else change(env)
     env = gym.wrappers.RecordEpisodeStatistics(env)
     env = gym.wrappers.ClipAction(env)
     env = gym.wrappers.NormalizeObservation(env)

@@ -230,19 +230,22 @@ def make(
     shards: int | None = None,
     hosts: Hosts | None = None,
     threads: int = 1,
+    envs: Any = None,
 ) -> Setup:
     """Build a training run; everything random in it derives from `seed`.
 
     `shards` and `hosts` replace the configuration's; `threads` are those of an EnvPool shard.
+    `envs` replaces the simulator.
     """
-    envs = make_envs(
-        cfg.simulator,
-        cfg.num_envs,
-        shards or cfg.shards,
-        hosts=hosts or cfg.hosts,
-        seed=seed,
-        threads=threads,
-    )
+    if envs is None:
+        envs = make_envs(
+            cfg.simulator,
+            cfg.num_envs,
+            shards or cfg.shards,
+            hosts=hosts or cfg.hosts,
+            seed=seed,
+            threads=threads,
+        )
     torch.manual_seed(seed)
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # orthogonal initialization differs in bits with the thread count
