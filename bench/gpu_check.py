@@ -1,6 +1,7 @@
 """Checks that need a CUDA device, as one script: ``python -m bench.gpu_check [--json FILE]``.
 
-Each check prints one line: ``pass``, ``fail``, or ``absent`` where there is no device for it.
+It takes less than six minutes and needs torch, rich and this package, no gymnasium. Each check is
+one line: ``pass``, ``fail``, or ``absent`` where the machine has none of what it is about.
 The checks that plant a fault run in a process of their own under torch's CUDA sanitizer: the
 planted fault must be reported, and the same work done properly must not.
 """
@@ -15,99 +16,31 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import asdict
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 
 import rose_compiler
+from bench import gpu_lines
+from bench.gpu_lines import Line
+from bench.gpu_loops import Size, iteration, measure, train
+from rose_compiler.base.machine import Machine
 from rose_compiler.runtime.events import StreamLane, TorchStreams
-from rose_compiler.sim import TorchPendulum
+from rose_compiler.runtime.quotas import (
+    GreenContexts,
+    MpsPartition,
+    MpsPercentage,
+    all_backends,
+    devices,
+)
 
 SANITIZER_ERROR = "CSAN detected a possible data race"
-
-
-@dataclass(frozen=True)
-class Line:
-    """The outcome of one check."""
-
-    check: str
-    status: str
-    detail: str
-
-
-class Policy(nn.Module):
-    """Gaussian policy and value function over ``(rows, observations)``."""
-
-    def __init__(self, observations: int, actions: int) -> None:
-        super().__init__()
-        self.actor = nn.Sequential(nn.Linear(observations, 64), nn.Tanh(), nn.Linear(64, actions))
-        self.critic = nn.Sequential(nn.Linear(observations, 64), nn.Tanh(), nn.Linear(64, 1))
-        self.logstd = nn.Parameter(torch.zeros(1, actions))
-
-    def act(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        mean = self.actor(obs)
-        dist = torch.distributions.Normal(mean, self.logstd.exp().expand_as(mean))
-        action = dist.sample()
-        return action, dist.log_prob(action).sum(1), self.critic(obs).flatten()
-
-
-def iteration(policy: Any, optimizer: Any, env: Any, buf: Any, cfg: Any, obs: Any) -> Any:
-    """One iteration of PPO with one epoch over a simulator made of tensors."""
-    for t in range(cfg.steps):
-        buf.obs[t] = obs
-        with torch.no_grad():
-            action, logprob, value = policy.act(obs)
-        buf.actions[t] = action
-        buf.logprobs[t] = logprob
-        buf.values[t] = value
-        obs, reward, _terminated, _truncated, _info = env.step(action)
-        buf.rewards[t] = reward
-    with torch.no_grad():
-        last = policy.critic(obs).flatten()
-        advantages = torch.zeros_like(buf.rewards)
-        gae = torch.zeros_like(last)
-        for t in reversed(range(cfg.steps)):
-            following = last if t == cfg.steps - 1 else buf.values[t + 1]
-            delta = buf.rewards[t] + cfg.gamma * following - buf.values[t]
-            gae = delta + cfg.gamma * cfg.lam * gae
-            advantages[t] = gae
-        returns = advantages + buf.values
-    mean = policy.actor(buf.obs)
-    dist = torch.distributions.Normal(mean, policy.logstd.exp().expand_as(mean))
-    ratio = (dist.log_prob(buf.actions).sum(-1) - buf.logprobs).exp()
-    clipped = ratio.clamp(0.8, 1.2)
-    loss = -torch.min(ratio * advantages, clipped * advantages).mean()
-    loss = loss + 0.5 * ((policy.critic(buf.obs).squeeze(-1) - returns) ** 2).mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return obs, loss.item()
-
-
-def train(fn: Callable[..., Any], device: str, iterations: int) -> dict[str, torch.Tensor]:
-    """Train from a fixed seed; parameters and last observations."""
-    torch.manual_seed(0)
-    env = TorchPendulum(256, device=device)
-    obs, _ = env.reset()
-    policy = Policy(obs.shape[1], 1).to(device)
-    optimizer = torch.optim.Adam(policy.parameters(), lr=3e-4)
-    cfg = SimpleNamespace(steps=16, gamma=0.99, lam=0.95)
-    zeros = {"device": device}
-    buf = SimpleNamespace(
-        obs=torch.zeros(cfg.steps, 256, obs.shape[1], **zeros),
-        actions=torch.zeros(cfg.steps, 256, 1, **zeros),
-        logprobs=torch.zeros(cfg.steps, 256, **zeros),
-        values=torch.zeros(cfg.steps, 256, **zeros),
-        rewards=torch.zeros(cfg.steps, 256, **zeros),
-    )
-    for _ in range(iterations):
-        obs, _ = fn(policy, optimizer, env, buf, cfg, obs)
-    return {**{n: p.detach() for n, p in policy.named_parameters()}, "obs": obs, **vars(buf)}
+#: Seconds after which no further check is begun: the whole takes less than six minutes.
+LIMIT_S = 300.0
+#: Seconds that the workload is tuned for, and measured for.
+WORKLOAD_S = 45.0
 
 
 def compiled_equals_eager(device: str) -> Line:
@@ -207,26 +140,59 @@ def sanitizer(fault: str) -> Line:
     )
 
 
+def workload(device: str, size: Size, seconds: float, names: tuple[str, ...] = ()) -> Line:
+    """The workload as written, by torch.compile, with streams by hand, and compiled: ratios of
+    medians, and SM activity before and after. It fails where compiled is slower than as written."""
+    found = measure(device, size, seconds, names)
+    base = found["as written"]
+    told = []
+    for name, one in found.items():
+        text = f"{name} {one.ms:.2f} ms ({base.ms / one.ms:.2f}x"
+        told.append(text + (")" if one.activity is None else f", {one.activity:.0%} of the SMs)"))
+    mine = found["compiled"].ms
+    status = "pass" if base.ms / mine >= 0.98 else "fail"
+    return Line("the workload, compiled against others", status, "; ".join(told))
+
+
+def _machine() -> Machine:
+    return devices()[0].machine()
+
+
+#: In this order: MPS is started before CUDA is initialized in this process.
 CHECKS: dict[str, Callable[[], Line]] = {
+    "mps-percentage: start, quota, count, stop": lambda: gpu_lines.mps(MpsPercentage(), _machine()),
+    "mps-partition: start, quota, count, stop": lambda: gpu_lines.mps(MpsPartition(), _machine()),
     "compiled PPO equals eager, bit for bit": lambda: compiled_equals_eager("cuda"),
     "two streams overlap": lambda: streams_overlap("cuda"),
     "missing wait is caught": lambda: sanitizer("wait"),
     "missing record_stream is caught": lambda: sanitizer("record_stream"),
+    "kernels seen, and SM activity as NVML says": gpu_lines.activity,
+    "a CUDA graph replays the same bits": gpu_lines.cuda_graph,
+    "Triton kernels against their reference": lambda: gpu_lines.triton_kernels("cuda"),
+    "green contexts are disjoint": lambda: gpu_lines.green(GreenContexts(), _machine()),
+    "the workload, compiled against others": lambda: workload(
+        "cuda", Size(4096, 32, 512), WORKLOAD_S
+    ),
 }
 
 
-def check() -> list[Line]:
-    """All lines; ``absent`` for all of them without a CUDA device."""
-    lines = [compiled_on_cpu()]
+def check(limit_s: float = LIMIT_S) -> list[Line]:
+    """All lines; ``absent`` for those that need a CUDA device without one. A check that would begin
+    after ``limit_s`` seconds fails."""
+    started = time.perf_counter()
+    lines = []
     for name, run in CHECKS.items():
         if not torch.cuda.is_available():
             lines.append(Line(name, "absent", "no CUDA device"))
+            continue
+        if time.perf_counter() - started > limit_s:
+            lines.append(Line(name, "fail", f"no time is left after {limit_s:g} s"))
             continue
         try:
             lines.append(run())
         except Exception as error:  # one check that breaks must not hide the others
             lines.append(Line(name, "fail", f"{type(error).__name__}: {error}"))
-    return lines
+    return [compiled_on_cpu(), *gpu_lines.levers(all_backends()), *lines]
 
 
 def compiled_on_cpu() -> Line:

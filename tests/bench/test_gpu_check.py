@@ -1,13 +1,29 @@
-"""The device checks say ``absent`` where there is no device, and their own loop is right."""
+"""The device checks say ``absent`` where there is no device, and judge what they are told."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from bench import gpu_check
+from bench import gpu_check, gpu_lines
+from bench.gpu_loops import Size, Training, by_hand, iteration
+from rose_compiler.base.machine import load_machine
+from rose_compiler.runtime.events import TorchStreams
+from rose_compiler.runtime.kernels import Check, Kernel
+from rose_compiler.runtime.quotas import Device, MpsPartition, MpsPercentage, Probe
+from tests.runtime.quotas.fake_mps import Fake
+
+GPU = Device("GPU-1234", "NVIDIA H200", (9, 0), 132, 4.8e12, 13010)
+H200 = load_machine("h200")
 
 
 def test_lines_without_a_device(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -15,7 +31,10 @@ def test_lines_without_a_device(tmp_path, monkeypatch) -> None:  # type: ignore[
     path = tmp_path / "lines.json"
     assert gpu_check.main(["--json", str(path)]) == 0
     lines = json.loads(path.read_text())["lines"]
-    assert [line["status"] for line in lines] == ["pass", *["absent"] * len(gpu_check.CHECKS)]
+    status = {line["check"]: line["status"] for line in lines}
+    assert lines[0]["status"] == "pass"  # the same on the CPU
+    assert [status[name] for name in gpu_check.CHECKS] == ["absent"] * len(gpu_check.CHECKS)
+    assert {n for n in status if n.startswith("lever")} >= {"lever cores", "lever NVML GPM"}
 
 
 def test_a_check_that_breaks_is_a_failed_line(monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -23,8 +42,97 @@ def test_a_check_that_breaks_is_a_failed_line(monkeypatch) -> None:  # type: ign
         raise RuntimeError("no luck")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu_lines, "levers", lambda _: [])
     monkeypatch.setattr(gpu_check, "CHECKS", {"broken": broken})
     assert gpu_check.check()[1] == gpu_check.Line("broken", "fail", "RuntimeError: no luck")
+    assert "no time is left" in gpu_check.check(limit_s=-1.0)[1].detail
+
+
+def test_it_runs_without_gymnasium() -> None:
+    code = (
+        "import sys; sys.modules['gymnasium'] = None; sys.modules['mujoco'] = None\n"
+        "from bench.gpu_loops import iteration, train; import bench.gpu_check\n"
+        "print(len(train(iteration, 'cpu', 1)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "14", done.stderr
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    return Fake(tmp_path)
+
+
+def rounded(environment: Mapping[str, str], lost: int = 0) -> int:
+    """What a process under MPS would see of 132 SMs."""
+    if "CUDA_MPS_SM_PARTITION" in environment:
+        return 32
+    percentage = int(environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"])
+    return 132 * percentage // 100 // 8 * 8 - lost
+
+
+def test_mps_is_held_against_what_processes_see(fake: Fake) -> None:
+    backend = MpsPercentage(str(fake.binary), lambda: [GPU], timeout=60.0, grace=0.2)
+    line = gpu_lines.mps(backend, H200, rounded)
+    assert line.status == "pass", line
+    assert line.detail.endswith("stopped")
+    assert gpu_lines.mps(backend, H200, partial(rounded, lost=24)).status == "fail"
+    old = Device("GPU-1", "old", (3, 5), 15, None, 13010)
+    line = gpu_lines.mps(MpsPartition(str(fake.binary), lambda: [old]), H200, rounded)
+    assert line.status == "absent"
+
+
+def test_green_contexts_are_judged_by_the_sms_that_ran() -> None:
+    allowed = {"a": 16, "b": 8}
+    judge = partial(gpu_lines.disjoint, "green", allowed=allowed)
+    assert judge({"a": set(range(16)), "b": set(range(16, 24))}).status == "pass"
+    assert judge({"a": set(range(16)), "b": {15, 16}}).status == "fail"
+    assert judge({"a": set(range(17)), "b": {20}}).status == "fail"
+    assert judge({"a": set(), "b": {20}}).status == "fail"
+    assert gpu_lines.green(Lacking(), H200).status == "absent"  # type: ignore[arg-type]
+
+
+class Lacking:
+    """A back end that the machine does not have."""
+
+    name = "green-context"
+
+    def probe(self) -> Probe:
+        return Probe(False, "there is none")
+
+
+def test_kernels_are_held_against_nvml() -> None:
+    kernels = [Kernel("matmul", 0, 7, 0.0, 0.8, 1.0)]
+    trace = SimpleNamespace(kernels=kernels, why=None)
+
+    def status(check: Any, seen: Any = trace) -> str:
+        nvml = SimpleNamespace(check=check, why="none")
+        return gpu_lines.judged("activity", seen, nvml, 0.0, 1.0).status
+
+    assert status(Check(0.8, "gpm")) == "pass"
+    assert status(Check(0.4, "gpm")) == "fail"
+    assert status(None) == "absent"
+    assert status(Check(0.8, "gpm"), SimpleNamespace(kernels=[], why="nothing")) == "fail"
+
+
+def test_the_hand_written_variant_trains_the_same() -> None:
+    def trained(fn: Any) -> dict[str, torch.Tensor]:
+        training = Training(fn, "cpu", Size(8, 4, 8))
+        for _ in range(3):
+            training.step()
+        return training.tensors()
+
+    written, by_streams = trained(iteration), trained(partial(by_hand, TorchStreams("cpu")))
+    assert all(torch.equal(value, by_streams[name]) for name, value in written.items())
+
+
+def test_the_workload_is_one_line_of_ratios() -> None:
+    line = gpu_check.workload("cpu", Size(8, 2, 8), 0.2, ("as written", "compiled"))
+    assert line.status in ("pass", "fail")
+    assert "as written" in line.detail
+    assert "(1.00x" in line.detail
+    assert "compiled" in line.detail
 
 
 @pytest.mark.gpu

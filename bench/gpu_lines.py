@@ -1,0 +1,221 @@
+"""Single checks of what a GPU and its driver offer; each answers with one line of the table."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from rose_compiler.base.machine import Machine
+from rose_compiler.base.quota import QuotaPlan
+from rose_compiler.kernels import scan_triton
+from rose_compiler.runtime.hosts import ipc
+from rose_compiler.runtime.kernels import KernelTrace, Nvml, agrees, busy_sms, compared
+from rose_compiler.runtime.quotas import GreenContexts, MpsPercentage, QuotaBackend
+
+
+@dataclass(frozen=True)
+class Line:
+    """The outcome of one check: ``pass``, ``fail``, or ``absent`` where there is none of it."""
+
+    check: str
+    status: str
+    detail: str
+
+
+def levers(backends: Iterable[QuotaBackend]) -> list[Line]:
+    """What of the levers the machine has, a line each; one that it lacks is absent, not wrong."""
+    found = []
+    for backend in backends:
+        probe = backend.probe()
+        name = f"lever {backend.name}"
+        found.append(Line(name, "pass" if probe.available else "absent", probe.why))
+    triton = scan_triton.available()
+    found.append(
+        Line("lever Triton", "pass" if triton else "absent", "" if triton else "no Triton")
+    )
+    shared = torch.cuda.is_available() and ipc.available()
+    why = "memory of a tensor can be shared" if shared else "no handle of a CUDA tensor"
+    found.append(Line("lever CUDA IPC", "pass" if shared else "absent", why))
+    with Nvml() as nvml:
+        time.sleep(0.15)
+    seen = nvml.check is not None and nvml.check.source == "gpm"
+    found.append(
+        Line("lever NVML GPM", "pass" if seen else "absent", nvml.why or "SM activity can be read")
+    )
+    return found
+
+
+def activity(seconds: float = 1.0) -> Line:
+    """Kernels are in the profile, and their SM activity is what NVML's GPM says."""
+    name = "kernels seen, and SM activity as NVML says"
+    a = torch.randn(4096, 4096, device="cuda")
+    for _ in range(3):
+        a @ a
+    torch.cuda.synchronize()
+    with Nvml() as nvml, KernelTrace() as trace:
+        started = time.perf_counter()
+        while time.perf_counter() - started < seconds:
+            a @ a
+            torch.cuda.synchronize()
+        ended = time.perf_counter()
+    return judged(name, trace, nvml, started, ended)
+
+
+def judged(name: str, trace: Any, nvml: Any, started: float, ended: float) -> Line:
+    """What a trace and NVML come to: no kernel fails, no GPM counter to compare with is absent."""
+    if not trace.kernels:
+        return Line(name, "fail", f"no kernels: {trace.why}")
+    parts = busy_sms(trace.kernels, started, ended)
+    text = f"{len(trace.kernels)} kernels; {compared(parts, trace.why, nvml)}"
+    if nvml.check is None or nvml.check.source != "gpm":
+        return Line(name, "absent", text)
+    return Line(name, "pass" if agrees(parts, nvml.check) else "fail", text)
+
+
+def cuda_graph() -> Line:
+    """A captured CUDA graph computes what its operations do, with another thread at work."""
+    name = "a CUDA graph replays the same bits"
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)).cuda()
+    given = torch.randn(256, 64, device="cuda")
+    done = threading.Event()
+
+    def other() -> None:
+        mine = torch.cuda.Stream()
+        with torch.cuda.stream(mine):
+            x = torch.randn(256, 256, device="cuda")
+            while not done.is_set():
+                x = torch.tanh(x)
+                mine.synchronize()
+
+    with torch.no_grad():
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            net(given)
+        torch.cuda.synchronize()
+        beside = threading.Thread(target=other)
+        beside.start()
+        try:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                out = net(given)
+        finally:
+            done.set()
+            beside.join()
+        given.copy_(torch.randn_like(given))
+        graph.replay()
+        torch.cuda.synchronize()
+        same = torch.equal(out, net(given))
+    return Line(name, "pass" if same else "fail", "captured while another thread launched kernels")
+
+
+def triton_kernels(device: str) -> Line:
+    """The Triton kernels against the same by torch, row by row."""
+    name = "Triton kernels against their reference"
+    if not scan_triton.available():
+        return Line(name, "absent", "no Triton")
+    generator = torch.Generator(device).manual_seed(0)
+    worst = 0.0
+    for trips, size in ((1, 1), (9, 5), (128, 4096)):
+        a, b = (torch.randn(trips, size, generator=generator, device=device) / 2 for _ in range(2))
+        first = torch.randn(size, generator=generator, device=device)
+        reset = torch.rand(trips, size, generator=generator, device=device) < 0.1
+        for given in ({}, {"reset": reset}, {"reverse": True}):
+            found = scan_triton.linear(a, b, first, **given)
+            wanted = scan_triton.linear_by_rows(a, b, first, **given)
+            worst = max(worst, float((found - wanted).abs().max()))
+    return Line(name, "pass" if worst < 1e-4 else "fail", f"off by {worst:.2g} at most")
+
+
+_COUNT = (
+    "import torch; torch.zeros(1, device='cuda'); "
+    "print(torch.cuda.get_device_properties(0).multi_processor_count)"
+)
+
+
+def client(environment: Mapping[str, str]) -> int:
+    """The multiprocessors that a process sees which is started with these variables."""
+    done = subprocess.run(
+        [sys.executable, "-c", _COUNT],
+        env=dict(environment),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return int(done.stdout)
+
+
+def mps(
+    backend: MpsPercentage, machine: Machine, count: Callable[[Mapping[str, str]], int] = client
+) -> Line:
+    """MPS is started, a process sees the multiprocessors of its quota, and MPS is stopped."""
+    name = f"{backend.name}: start, quota, count, stop"
+    probe = backend.probe()
+    if not probe.available:
+        return Line(name, "absent", probe.why)
+    half = machine.chunks // 2
+    plan = QuotaPlan.divide(
+        backend.name, machine, {"sim": half // 2, "policy": machine.chunks - half}
+    )
+    seen = {}
+    with backend.apply(plan) as applied:
+        for share in plan.shares:
+            seen[share.lane] = count({**os.environ, **applied.environment(share.lane)})
+        daemon = applied.daemon
+        owned = daemon.owned
+    wrong = [s.lane for s in plan.shares if abs(seen[s.lane] - s.units) > plan.chunk]
+    left = owned and daemon.control.answers()
+    told = ", ".join(f"{s.lane}: {seen[s.lane]} SMs for {s.units}" for s in plan.shares)
+    told += "; the daemon still answers" if left else "; stopped" if owned else "; it was there"
+    return Line(name, "fail" if wrong or left else "pass", told)
+
+
+def green(backend: GreenContexts, machine: Machine) -> Line:
+    """Kernels of two green contexts run on SMs of their own, which they are asked for."""
+    name = "green contexts are disjoint"
+    probe = backend.probe()
+    if not probe.available:
+        return Line(name, "absent", probe.why)
+    if not scan_triton.available():
+        return Line(name, "absent", "no Triton, which asks each block for its SM")
+    half = machine.chunks // 2
+    plan = QuotaPlan.divide("green-context", machine, {"sim": half // 2, "policy": half - 1})
+    with backend.apply(plan) as applied:
+        seen = {}
+        for share in plan.shares:
+            with torch.cuda.stream(applied.stream(share.lane)):
+                seen[share.lane] = sms_used()
+        torch.cuda.synchronize()
+        allowed = dict(applied.sms)
+    return disjoint(name, seen, allowed)
+
+
+def disjoint(name: str, seen: Mapping[str, set[int]], allowed: Mapping[str, int]) -> Line:
+    """Whether lanes kept to SMs of their own, and to as many as they were given."""
+    lanes: Sequence[str] = tuple(seen)
+    shared = seen[lanes[0]] & seen[lanes[1]]
+    over = [lane for lane in lanes if not 0 < len(seen[lane]) <= allowed[lane]]
+    told = ", ".join(f"{lane}: {len(seen[lane])} of {allowed[lane]} SMs" for lane in lanes)
+    if shared:
+        told += f"; {len(shared)} are shared"
+    return Line(name, "fail" if shared or over else "pass", told)
+
+
+def sms_used(blocks: int = 4096) -> set[int]:
+    """The numbers of the SMs that run the blocks of one kernel on the current stream."""
+    from bench import gpu_smid
+
+    out = torch.full((blocks,), -1, dtype=torch.int32, device="cuda")
+    gpu_smid.numbers[(blocks,)](out, 2000)
+    torch.cuda.current_stream().synchronize()
+    return set(out.tolist())
