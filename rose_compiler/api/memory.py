@@ -49,6 +49,7 @@ class Memory:
         """What the first iteration took, which also keeps what it has seen."""
         if not self._exact:
             self._stretches = (Stretch(tuple(keys), peak),)
+            self.estimates.clear()
 
     def base(self, stretches: Sequence[Stretch]) -> None:
         """What an iteration in program order took, stretch by stretch."""
@@ -62,6 +63,7 @@ class Memory:
                 joined.append(one)
         self._stretches, self._exact = tuple(joined), True
         self.measured[Decision()] = self.before
+        self.estimates.clear()
 
     def forget(self) -> None:
         """The program is another one."""
@@ -107,7 +109,7 @@ class Memory:
         """Why a schedule is none to be run: it is predicted to peak above the limit."""
         if self.limit is None:
             return None
-        found = self.estimate(decision, captured, scheduled)
+        found = self.estimates.get(decision) or self.estimate(decision, captured, scheduled)
         if found is None:
             return None
         place = self.place

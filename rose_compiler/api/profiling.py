@@ -161,6 +161,10 @@ class Profiling:
         runs = self._runs[decision] = self._runs.get(decision, 0) + 1
         return WARM_UP < runs <= WARM_UP + PROFILED
 
+    def pending(self, decision: Decision) -> bool:
+        """Whether an iteration of a schedule in force is still to be profiled."""
+        return bool(self._asked) or self._runs.get(decision, 0) < WARM_UP + PROFILED
+
     def runner(self, decision: Decision, program: Program) -> Callable[..., Any]:
         """A function that runs one iteration of a schedule and notes what it takes."""
         found = self.of.get(decision)

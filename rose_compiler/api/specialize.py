@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from typing import Any
 
 import torch.fx as fx
 
 from rose_compiler.api.options import Options
 from rose_compiler.api.tracing import Tracer
+from rose_compiler.api.trips import Trips
 from rose_compiler.api.unit import Unit
 from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.frontend.capture import capture
 from rose_compiler.frontend.guards import Arguments, make_guards
 from rose_compiler.frontend.unit import find_iterations, one_trip
-from rose_compiler.ir import interp
-from rose_compiler.ir.program import LoopView, Program, is_state, placeholders
+from rose_compiler.ir.program import Program
 from rose_compiler.ir.verify import verify
 from rose_compiler.runtime.support import Runtime
 
@@ -64,7 +64,7 @@ class Specialization:
         program = self.captured.program
         inputs = [arguments.values[n] for n in program.value_params]
         inputs += [arguments.states[n] for n in program.state_params]
-        return _Trips(self, arguments, runtime).root(program, inputs)
+        return Trips(self.trip_unit, arguments.states, runtime).root(program, inputs)
 
     def release(self) -> None:
         """Take back the quotas in force."""
@@ -88,42 +88,3 @@ class Specialization:
         if found is not None:
             self._last = found
         return found
-
-
-class _Trips(interp.Interpreter):
-    """Runs a whole training loop: the unit for each trip, what stands around it in program
-    order.
-    """
-
-    def __init__(self, of: Specialization, arguments: Arguments, runtime: Runtime) -> None:
-        super().__init__(interp.Hooks())
-        self.of = of
-        self.arguments = arguments
-        self.runtime = runtime
-        self._values: dict[fx.Node, dict[str, int]] = {}  # where each value of a trip stands
-
-    def _loop(self, node: fx.Node, env: interp.Environment) -> tuple[Any, ...]:
-        unit = self.of.trip_unit(node)
-        if unit is not None:
-            bounds = self._read(env, LoopView(node).bounds)
-            unit.expect(_length(bounds))
-        return super()._loop(node, env)
-
-    def trip(self, loop: fx.Node, number: int, inputs: tuple[Any, ...]) -> interp.Outcome:
-        unit = self.of.trip_unit(loop)
-        if unit is None:
-            return super().trip(loop, number, inputs)
-        if loop not in self._values:
-            params = placeholders(LoopView(loop).graph)
-            where = [k for k, param in enumerate(params) if not is_state(param)]
-            self._values[loop] = dict(zip(unit.program.value_params, where, strict=True))
-        values = {name: inputs[k] for name, k in self._values[loop].items()}
-        *carried, broke = unit.run(values, self.arguments.states, self.runtime, None)
-        return interp.Outcome("break" if broke else "end", tuple(carried))
-
-
-def _length(bounds: tuple[Any, ...]) -> int:
-    """How many trips a loop of these bounds makes; 0 where that can't be said beforehand."""
-    if len(bounds) == 3:
-        return len(range(*bounds))
-    return len(bounds[0]) if bounds and isinstance(bounds[0], Sized) else 0

@@ -162,14 +162,14 @@ class Tuning:
             self._work.start()
         return self._chooser.candidates[self._chooser.current]
 
-    def record(self, decision: Decision | None, seconds: float) -> None:
-        """Take note of one iteration."""
+    def record(self, decision: Decision | None, seconds: float, iterations: int = 1) -> None:
+        """Take note of one iteration, or of some of them together."""
         chooser = self._chooser
         if chooser is None:
             return
         searching = not chooser.settled
         if self._work.stop():
-            chooser.record(chooser.candidates.index(decision), seconds)
+            chooser.record(chooser.candidates.index(decision), seconds, float(iterations))
         else:
             chooser.skip(seconds)
         if searching:

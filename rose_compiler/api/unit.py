@@ -85,10 +85,14 @@ class Unit:
         if not known or (eager is None and not self.watch.knows(values)):
             return self._watched(values, states)
         result = self._scheduled(values, states, runtime, eager)
+        self.catch_up()
+        return result
+
+    def catch_up(self) -> None:
+        """Start over where a part of the program has run for the first time."""
         if self.watch.behind:
             self.watch.catch_up()
             self._start_over()
-        return result
 
     def _scheduled(
         self,

@@ -38,7 +38,8 @@ class Watch:
     """One program as captured, and what was seen of it so far.
 
     ``program`` is a copy with effects and graphs, for passes to rewrite copies of; ``examples`` are
-    values that operations were first called with, ``remarks`` what could not be understood.
+    values that operations were first called with, ``remarks`` what could not be understood,
+    ``kinds`` the types of values that iterations were handed.
     """
 
     def __init__(self, captured: Program, log: RemarkLog) -> None:
@@ -51,7 +52,7 @@ class Watch:
         self._record: Record | None = None
         self._later: list[Observer] = []
         self._observed: dict[fx.Node, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-        self._kinds: set[tuple[type, ...]] = set()
+        self.kinds: set[tuple[type, ...]] = set()
         self._attributes: list[tuple[Any, str]] = []
         self._looks = 0
         self._traceable: Record | None = None
@@ -69,12 +70,14 @@ class Watch:
 
     def knows(self, values: Mapping[str, Any]) -> bool:
         """Whether values of these types were seen: effects hang on them."""
-        return _kinds(values) in self._kinds
+        return _kinds(values) in self.kinds
 
     @property
     def settled(self) -> bool:
         """Whether attributes that held numbers or text still do: a sum that starts at 0 may become
         a tensor, which is then added to in place and shared by whoever holds it."""
+        if not self._attributes:
+            return True
         return all(is_scalar(owner.__dict__.get(name)) for owner, name in self._attributes)
 
     @property
@@ -90,7 +93,7 @@ class Watch:
         self._attributes = list(_changing_scalars(self.captured))
         observer = self._observer()
         result = interp.run(self.captured, values, states, hooks=observer)
-        self._kinds.add(_kinds(values))
+        self.kinds.add(_kinds(values))
         self._later.append(observer)
         self.catch_up()
         return True, result

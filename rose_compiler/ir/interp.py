@@ -180,7 +180,7 @@ class Interpreter:
         captured = self._read(env, view.captured)
         context = facts.get(node).context
         with entered(context):
-            items = iter(_trips(bounds))
+            items = iter(items_of(bounds))
         number = 0
         while True:
             try:
@@ -281,7 +281,8 @@ def _checked(node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(None if p in maybe else a for p, a in zip(params, args, strict=True))
 
 
-def _trips(bounds: tuple[Any, ...]) -> Iterable[Any]:
+def items_of(bounds: tuple[Any, ...]) -> Iterable[Any]:
+    """What a loop of these bounds goes through, one index a trip."""
     if len(bounds) == 3:
         return range(*bounds)
     if len(bounds) == 1:

@@ -63,6 +63,7 @@ class Runtime:
         self._losses: dict[gradients.Forward, gradients.Gradients] = {}
         #: What became of losses that were to be compiled, newest last.
         self.notes: list[gradients.Note] = []
+        self.together = False  # several runs follow upon each other
 
     # Lanes.
 
@@ -104,9 +105,8 @@ class Runtime:
 
     def drain(self) -> None:
         """Let every lane come to rest; called when a run ends, however it ends."""
-        for one in self._fused:
-            one.restore()
-        self._fused.clear()
+        if not self.together or self._broken:
+            self.apart()
         try:
             for lane in self._lanes.values():
                 lane.settle(GRACE if self._broken else self.timeout)
@@ -118,6 +118,13 @@ class Runtime:
                 self._switch = None
             if self._broken:
                 self.close()
+
+    def apart(self) -> None:
+        """End what was switched on for a run, or for several one after the other."""
+        self.together = False
+        for one in self._fused:
+            one.restore()
+        self._fused.clear()
 
     def close(self) -> None:
         """End every lane; a later run makes them anew."""
@@ -208,6 +215,8 @@ class Runtime:
 
     def fuse(self, optimizer: Any) -> None:
         """Let an optimizer's steps run as fused kernels until the run ends, if they can."""
+        if self.together and any(one.optimizer is optimizer for one in self._fused):
+            return
         if why_not_fused(optimizer) is None:
             self._fused.append(Fused(optimizer))
 

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import rose_compiler
+from rose_compiler.api import trips
+from rose_compiler.api import unit as units
 from rose_compiler.ir import facts, interp
 from rose_compiler.sim import ShardedEnv, TorchCartPole
 from rose_compiler.testing.capturing import difference
@@ -328,3 +330,95 @@ def test_what_a_run_switches_on_is_off_behind_it():
         assert not optimizer._optimizer_step_pre_hooks
         assert not optimizer._optimizer_step_post_hooks
         compiled.close()
+
+
+def counting(fn, monkeypatch):
+    """The trips of a compiled function that are run one by one, and those in batches."""
+    single, batched = [], []
+    run, more = units.Unit.run, trips.Batch.run
+
+    def one(self, *args):
+        single.append(1)
+        return run(self, *args)
+
+    def another(self, values):
+        batched.append(1)
+        return more(self, values)
+
+    monkeypatch.setattr(units.Unit, "run", one)
+    monkeypatch.setattr(trips.Batch, "run", another)
+    return rose_compiler.compile(fn, numerics="bitwise", tune=False), single, batched
+
+
+def test_short_trips_run_in_batches_and_train_the_same_bits(monkeypatch):
+    compiled, single, batched = counting(online, monkeypatch)
+    found = []
+    for fn in (online, compiled):
+        net, optimizer = parts()
+        env = gymnasium.vector.SyncVectorEnv([Env])
+        log = []
+        env.reset(seed=0)
+        obs = fn(net, optimizer, env, torch.zeros(1, 2), 200, log)
+        found.append(
+            (net.weight.clone(), torch.as_tensor(obs), torch.tensor([float(r[0]) for r in log]))
+        )
+    assert all(a.equal(b) for a, b in zip(*found, strict=True))
+    assert len(single) + len(batched) == 200
+    assert len(batched) > 150
+    compiled.close()
+
+
+def changing(net, optimizer, sim, obs, iterations, log):
+    for it in range(iterations):
+        total = torch.zeros(3)
+        for _ in range(2):
+            obs, _, _ = sim.step(net(torch.stack([obs, obs], -1)).sum(-1).detach())
+            total = total + net(torch.stack([obs, obs], -1)).sum(-1)
+        optimizer.zero_grad()
+        total.pow(2).sum().backward()
+        optimizer.step()
+        log.append(float(total.detach().sum()))
+        if it == 40:
+            obs = obs.double().float().numpy()
+            obs = torch.nn.Parameter(torch.as_tensor(obs), requires_grad=False)
+    return obs
+
+
+def test_a_trip_of_another_type_in_the_midst_of_a_batch_is_watched(monkeypatch):
+    compiled, single, batched = counting(changing, monkeypatch)
+    found = []
+    for fn in (changing, compiled):
+        net, optimizer = parts()
+        log = []
+        obs = fn(net, optimizer, Physics(), torch.zeros(3), 60, log)
+        found.append((net.weight.clone(), obs.clone(), torch.as_tensor(log)))
+    assert all(a.equal(b) for a, b in zip(*found, strict=True))
+    assert compiled._last.unit.watch._looks == 2, "the first trip, and the other type"
+    assert batched
+    compiled.close()
+
+
+def test_an_exception_in_a_batch_leaves_everything_as_eager_does(monkeypatch):
+    compiled, _, batched = counting(online, monkeypatch)
+
+    class Breaks(Env):
+        left = 60
+
+        def step(self, action):
+            self.left -= 1
+            if self.left == 0:
+                raise LookupError("broken")
+            return super().step(action)
+
+    found = []
+    for fn in (online, compiled):
+        net, optimizer = parts()
+        env = gymnasium.vector.SyncVectorEnv([Breaks])
+        env.reset(seed=0)
+        with pytest.raises(LookupError, match="broken"):
+            fn(net, optimizer, env, torch.zeros(1, 2), 100, [])
+        assert not optimizer._optimizer_step_pre_hooks
+        found.append(net.weight.clone())
+    assert batched
+    assert found[0].equal(found[1])
+    compiled.close()

@@ -1,0 +1,203 @@
+"""Runs a whole training loop in one call: watched, scheduled and tuned trip by trip.
+
+Once a schedule is settled on, trips run in batches: what is asked in front of each trip (settings,
+profiling, tracing, tuning) is asked in front of a batch, so that a loop whose trips take a fraction
+of a millisecond pays a few microseconds for each. Types of what a trip is handed are looked at all
+the same, since what the passes know hangs on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from time import perf_counter
+from typing import Any
+
+import torch.fx as fx
+
+from rose_compiler.api.unit import Unit
+from rose_compiler.base import knobs
+from rose_compiler.base.decision import Decision
+from rose_compiler.ir import facts, interp
+from rose_compiler.ir.contexts import entered
+from rose_compiler.ir.program import LoopView, is_state, placeholders
+from rose_compiler.runtime.support import Runtime
+
+#: Seconds after which a batch of trips ends.
+BATCH_S = 0.05
+
+
+class Trips(interp.Interpreter):
+    """The unit for each trip, what stands around it in program order."""
+
+    def __init__(
+        self,
+        unit: Callable[[fx.Node], Unit | None],
+        states: Mapping[str, Any],
+        runtime: Runtime,
+    ) -> None:
+        super().__init__(interp.Hooks())
+        self.unit = unit
+        self.states = states
+        self.runtime = runtime
+
+    def _loop(self, node: fx.Node, env: interp.Environment) -> tuple[Any, ...]:
+        unit = self.unit(node)
+        if unit is None:
+            return super()._loop(node, env)
+        view = LoopView(node)
+        bounds = self._bound(node, self._read(env, view.bounds))
+        unit.expect(_length(bounds))
+        return _Loop(view, unit, self.states, self.runtime).run(
+            _items(view, bounds),
+            tuple(self._read(env, view.carried_init)),
+            tuple(self._read(env, view.captured)),
+        )
+
+
+class _Loop:
+    """One loop over iterations while it runs."""
+
+    def __init__(
+        self, view: LoopView, unit: Unit, states: Mapping[str, Any], runtime: Runtime
+    ) -> None:
+        self.unit, self.states, self.runtime = unit, states, runtime
+        #: Where the values of a trip stand among index, carried and captured ones.
+        self.where = [k for k, p in enumerate(placeholders(view.graph)) if not is_state(p)]
+
+    def run(
+        self, items: Iterator[Any], carried: tuple[Any, ...], captured: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """All trips; the final carried values."""
+        batch: Batch | None = None
+        try:
+            for index in items:
+                handed = (index, *carried, *captured)
+                values = [handed[k] for k in self.where]
+                if batch is not None and not batch.takes(values):
+                    batch.end()
+                    batch = None
+                if batch is None:
+                    batch = Batch.begun(self.unit, self.states, self.runtime)
+                    if batch is not None and not batch.takes(values):
+                        batch.end()
+                        batch = None
+                *rest, broke = self._single(values) if batch is None else batch.run(values)
+                carried = tuple(rest)
+                if broke:
+                    break
+        finally:
+            if batch is not None:
+                batch.end()
+        return carried
+
+    def _single(self, values: Sequence[Any]) -> Any:
+        named = dict(zip(self.unit.program.value_params, values, strict=True))
+        return self.unit.run(named, self.states, self.runtime, None)
+
+
+class Batch:
+    """Trips of the schedule in force, one after the other, for :data:`BATCH_S` or so."""
+
+    def __init__(
+        self,
+        unit: Unit,
+        decision: Decision,
+        states: Mapping[str, Any],
+        runtime: Runtime,
+    ) -> None:
+        self._unit, self._decision, self._runtime = unit, decision, runtime
+        self._tuning = unit.tuning(eager=False)
+        self._states = tuple(states[name] for name in unit.program.state_params)
+        self._schedule = unit.build(decision)
+        self._run = self._schedule.run
+        self._watch = unit.watch
+        self._kinds = unit.watch.kinds
+        self._last: tuple[type, ...] = ()  # types that were looked up last
+        self._trips = 0
+        self._good = True
+        self._notes = len(runtime.notes)
+        runtime.together = True
+        self._started = perf_counter()
+        self._until = self._started + BATCH_S
+
+    @classmethod
+    def begun(cls, unit: Unit, states: Mapping[str, Any], runtime: Runtime) -> Batch | None:
+        """A batch, if every further trip would run the same schedule in the same way."""
+        decision = steady(unit)
+        return None if decision is None else cls(unit, decision, states, runtime)
+
+    def takes(self, values: Sequence[Any]) -> bool:
+        """Whether the next trip is one of this batch."""
+        types = tuple(map(type, values))
+        if types != self._last:
+            if types not in self._kinds:
+                return False
+            self._last = types
+        watch = self._watch
+        return not watch.behind and watch.settled and perf_counter() < self._until
+
+    def run(self, values: Sequence[Any]) -> Any:
+        """One trip: the next carried values and, last, whether the loop is left."""
+        self._trips += 1
+        try:
+            return self._run(self._runtime, *values, *self._states)
+        except BaseException as error:
+            self._good = False
+            if isinstance(error, Exception):
+                self._tuning.raised(self._decision, error, self._schedule.emitted)
+            raise
+
+    def end(self) -> None:
+        """Put back what was switched on for all trips, and tell how long they took."""
+        seconds = perf_counter() - self._started
+        self._runtime.apart()
+        if self._good:
+            seconds -= self._tuning.compiled(self._runtime.notes[self._notes :])
+            if self._trips and seconds > 0:
+                self._tuning.record(self._decision, seconds, self._trips)
+            self._unit.catch_up()
+
+
+def steady(unit: Unit) -> Decision | None:
+    """The schedule that iterations run from here on with nothing to be asked in front of each;
+    ``None`` while there is anything to ask."""
+    now = knobs.current()
+    if now.interp or now.verify >= 2 or now.edit is not None or unit.tracer.armed:
+        return None
+    if not unit.recorded or unit.options.check or not unit.tuning(eager=False).settled:
+        return None
+    decision = unit.tuning(eager=False).chosen
+    if decision is None or unit.last is None or unit.last.decision != decision:
+        return None
+    if decision.cores:  # held while each runs
+        return None
+    if decision not in unit.memory.measured or unit.profiling.pending(decision):
+        return None
+    return decision
+
+
+def _items(view: LoopView, bounds: tuple[Any, ...]) -> Iterator[Any]:
+    """What the loop goes through, each taken under the modes that hold around the loop."""
+    context = facts.get(view.node).context
+    if not context:
+        return iter(interp.items_of(bounds))
+    return _under(context, bounds)
+
+
+def _under(context: tuple[facts.Context, ...], bounds: tuple[Any, ...]) -> Iterator[Any]:
+    with entered(context):
+        items = iter(interp.items_of(bounds))
+    while True:
+        with entered(context):
+            try:
+                index = next(items)
+            except StopIteration:
+                return
+        yield index
+
+
+def _length(bounds: tuple[Any, ...]) -> int:
+    """How many trips a loop of these bounds makes; 0 where that can't be said beforehand."""
+    if len(bounds) == 3:
+        return len(range(*bounds))
+    return len(bounds[0]) if bounds and isinstance(bounds[0], Sized) else 0
