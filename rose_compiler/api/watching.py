@@ -24,6 +24,7 @@ from rose_compiler.frontend.source import is_user_type
 from rose_compiler.frontend.states import refine
 from rose_compiler.ir import bodies, interp
 from rose_compiler.ir.dump import dump
+from rose_compiler.ir.effects import EVERYTHING
 from rose_compiler.ir.losses import Loss
 from rose_compiler.ir.ops import OpTable
 from rose_compiler.ir.program import Program, op_of
@@ -136,6 +137,10 @@ class Watch:
                     more = (new.reads or ())[len(old.reads or ()) :]
                     also = (new.writes or ())[len(old.writes or ()) :]
                     self._observed[node] = ((*reads, *more), (*writes, *also))
+        assert self._record is not None
+        for node in self._observed:  # who reads more than was known may record from it
+            if node in self._record.recorded:
+                op_of(node).signature = replace(op_of(node).signature, records=(EVERYTHING,))
 
     def _understand(self, record: Record, observers: list[Observer]) -> None:
         self.remarks = log = RemarkLog()

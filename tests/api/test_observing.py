@@ -13,6 +13,7 @@ import torch
 
 import rose_compiler
 from rose_compiler.base.errors import DeclarationError
+from rose_compiler.frontend import states
 
 HIDDEN = torch.zeros(2)
 
@@ -267,3 +268,15 @@ def test_what_was_added_is_told_once() -> None:
     assert [r.why for r in remarks] == [
         "`act` was seen to do more than was known: it reads reader.shift"
     ]
+
+
+def test_what_reads_more_than_was_known_may_record_from_it(monkeypatch) -> None:
+    """Were its inputs all that an operation records from, an undeclared parameter would be left."""
+    monkeypatch.setattr(states, "uses", lambda node, signature, record: ("x",))
+    compiled = rose_compiler.compile(moves, tune=False)
+    reader = Reader()
+    reader.scale.requires_grad_()
+    compiled(reader, torch.ones(2))
+    compiled.close()
+    act = next(line for line in compiled.ir("captured").splitlines() if "@reader.shift" in line)
+    assert 'records=["*"]' in act
