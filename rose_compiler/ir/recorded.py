@@ -8,6 +8,7 @@ such tensor may change places: whatever lies behind them in the graph is visited
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -64,15 +65,16 @@ class Recorded:
                 by_tensor.setdefault(tensor, []).append(k)
         anything = by_tensor.get(EVERYTHING, [])
         for tensor, users in by_tensor.items():
-            above = [k for state in _prefixes(tensor) for k in by_tensor.get(state, ())]
-            chain = [found[k] for k in sorted({*above, *anything})]
+            chain = sorted({k for state in _prefixes(tensor) for k in by_tensor.get(state, ())})
             # what may use anything may use what an earlier trip has kept
             homes = {self.uses(found[k])[tensor] for k in users}
             carried = bool(anything) or not self._own(tensor, homes, graph)
-            pairs = [(a, b, 0) for a, b in itertools.pairwise(chain)]
+            pairs = [(i, j, 0) for i, j in _neighbours(chain, anything)]
             if carried and graph in self.scope.iteration:
-                pairs.append((chain[-1], chain[0], 1))
-            for a, b, trips in pairs:
+                last, first = max((chain[-1], *anything[-1:])), min((chain[0], *anything[:1]))
+                pairs.append((last, first, 1))
+            for i, j, trips in pairs:
+                a, b = found[i], found[j]
                 # two that may touch everything wait for each other anyway
                 if not (_writes_all(self.scope, a) and _writes_all(self.scope, b)):
                     shared = EVERYTHING in {*self.uses(a), *self.uses(b)}
@@ -135,6 +137,18 @@ class Recorded:
                 return None
             found = self.scope.resolve(source)
         return found if isinstance(found, fx.Node) else None
+
+
+def _neighbours(chain: list[int], others: list[int]) -> Iterator[tuple[int, int]]:
+    """The pairs of places next to each other among both, one of the chain in each; both sorted."""
+    for n, at in enumerate(chain):
+        low, high = bisect.bisect_left(others, at), bisect.bisect_right(others, at)
+        before = max((*chain[max(n - 1, 0) : n], *others[max(low - 1, 0) : low]), default=None)
+        if before is not None:
+            yield before, at
+        # what comes next in the chain finds what is in front of it by itself
+        if high < len(others) and (n + 1 == len(chain) or others[high] < chain[n + 1]):
+            yield at, others[high]
 
 
 def _writes_all(scope: Summary, node: fx.Node) -> bool:
