@@ -40,9 +40,8 @@ from rose_compiler.base.machine import (
     Machine,
     Schedule,
     Task,
-    deadlock,
     fair_shares,
-    task_queues,
+    run_lanes,
 )
 
 register(
@@ -223,53 +222,33 @@ def simulate_gpu(kernels: Iterable[Kernel], gpu: VirtualGpu) -> GpuRun:
     Raises as :func:`rose_compiler.base.machine.simulate`, and ``QuotaError``
     (``quota-minimum``) if a kernel has no SM to run on because exclusive groups own them all.
     """
-    lanes, by_name = task_queues(kernels)
-    heads = dict.fromkeys(lanes, 0)
-    running: dict[str, float] = {}
-    start: dict[str, float] = {}
-    end: dict[str, float] = {}
     intervals: list[Interval] = []
     known: dict[object, dict[str, Progress]] = {}  # by what runs on which lane
-    now = 0.0
-    while len(end) < len(by_name):
-        for lane, queue in lanes.items():
-            if heads[lane] < len(queue):
-                task = queue[heads[lane]]
-                if task.name not in running and all(name in end for name in task.after):
-                    running[task.name] = task.work_s
-                    start[task.name] = now
-        if not running:
-            raise deadlock(lanes, heads, end)
-        now_on = [by_name[name] for name in running]
+    active = 0.0
+
+    def rates_of(running: Sequence[Kernel]) -> dict[str, float]:
+        nonlocal active
         key = frozenset(
-            (k.lane, k.demand, k.serial, k.bandwidth, k.device, k.grain) for k in now_on
+            (k.lane, k.demand, k.serial, k.bandwidth, k.device, k.grain) for k in running
         )
         by_lane = known.get(key)
         if by_lane is None:  # a steady state runs the same kernels again and again
-            found = rates(now_on, gpu)
-            by_lane = known[key] = {k.lane: found[k.name] for k in now_on}
-        progress = {k.name: by_lane[k.lane] for k in now_on}
-        due = [left / progress[n].rate for n, left in running.items() if progress[n].rate > 0]
-        if not due:
+            found = rates(running, gpu)
+            by_lane = known[key] = {k.lane: found[k.name] for k in running}
+        if not any(p.rate > 0 for p in by_lane.values()):
             raise fail(
                 "quota-minimum",
-                f"{', '.join(running)} can't run: other groups own every SM",
+                f"{', '.join(k.name for k in running)} can't run: other groups own every SM",
                 expected="a quota for each lane, or SMs left over",
             )
-        step = min(due)
-        if step > 0:
-            active = sum(p.active for p in progress.values()) / max(1, gpu.machine.sms)
-            intervals.append(Interval(now, now + step, active))
-        now += step
-        for name, left in list(running.items()):
-            rate = progress[name].rate
-            if rate > 0 and left / rate <= step:
-                del running[name]
-                end[name] = now
-                heads[by_name[name].lane] += 1
-            else:
-                running[name] = max(0.0, left - step * rate)
-    return GpuRun(now, start, end, tuple(intervals))
+        active = sum(p.active for p in by_lane.values()) / max(1, gpu.machine.sms)
+        return {k.name: by_lane[k.lane].rate for k in running}
+
+    def passed(start: float, end: float) -> None:
+        intervals.append(Interval(start, end, active))
+
+    run = run_lanes(kernels, rates_of, passed)
+    return GpuRun(run.makespan, run.start, run.end, tuple(intervals))
 
 
 def rates(kernels: Sequence[Kernel], gpu: VirtualGpu) -> dict[str, Progress]:

@@ -14,7 +14,7 @@ import math
 import os
 import platform
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -169,10 +169,31 @@ def simulate(tasks: Iterable[Task], machine: Machine) -> Schedule:
     name given twice or an unknown name in ``after``, and ``VerifyError`` (``verify-deadlock``) if
     tasks wait for each other.
     """
-    lanes, by_name = task_queues(tasks)
     capacity = float(machine.capacity)
+
+    def rates(running: Sequence[Task]) -> dict[str, float]:
+        demands = {task.name: task.demand for task in running}
+        shares = fair_shares(demands, capacity)
+        return {name: shares[name] / demand for name, demand in demands.items()}
+
+    return run_lanes(tasks, rates)
+
+
+def run_lanes(
+    tasks: Iterable[T],
+    rates: Callable[[Sequence[T]], Mapping[str, float]],
+    passed: Callable[[float, float], None] = lambda start, end: None,
+) -> Schedule:
+    """Run ``tasks`` in simulated time, each lane its own in order.
+
+    ``rates`` says how fast the tasks run that are on the machine at the same time, by name, 1 being
+    as fast as their ``work_s`` says; one of them at least must run. It holds from one begin or end
+    of a task to the next: ``passed(start, end)`` tells of each such stretch of time. Raises as
+    :func:`simulate`.
+    """
+    lanes, by_name = task_queues(tasks)
     heads = dict.fromkeys(lanes, 0)
-    running: dict[str, float] = {}  # task -> work left, in seconds at full demand
+    running: dict[str, float] = {}  # task -> work left, in seconds at full speed
     start: dict[str, float] = {}
     end: dict[str, float] = {}
     now = 0.0
@@ -185,19 +206,19 @@ def simulate(tasks: Iterable[Task], machine: Machine) -> Schedule:
                     start[task.name] = now
         if not running:
             raise deadlock(lanes, heads, end)
-        demands = {name: by_name[name].demand for name in running}
-        shares = fair_shares(demands, capacity)
-        rates = {name: shares[name] / demands[name] for name in running}
-        step = min(left / rates[name] for name, left in running.items())
+        rate = rates([by_name[name] for name in running])
+        step = min(left / rate[name] for name, left in running.items() if rate[name] > 0)
+        if step > 0:
+            passed(now, now + step)
         now += step
         for name, left in list(running.items()):
             # the same quotient as in the minimum, so the task that sets the step ends exactly
-            if left / rates[name] <= step:
+            if rate[name] > 0 and left / rate[name] <= step:
                 del running[name]
                 end[name] = now
                 heads[by_name[name].lane] += 1
             else:
-                running[name] = max(0.0, left - step * rates[name])
+                running[name] = max(0.0, left - step * rate[name])
     return Schedule(now, start, end)
 
 
