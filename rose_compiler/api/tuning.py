@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rose_compiler.api.cache import Entry
 from rose_compiler.api.options import Options
 from rose_compiler.api.progress import Progress
+from rose_compiler.api.work import WorkMeter
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import RoseError
@@ -19,6 +19,7 @@ from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.codegen.emit import Emitted
 from rose_compiler.runtime.gradients import Note
 from rose_compiler.tune.chooser import Chooser, Report
+from rose_compiler.tune.forecasts import forecast_of, off
 from rose_compiler.tune.space import candidates
 
 PASS = "tune"
@@ -266,10 +267,8 @@ class Tuning:
         assert self._chooser is not None
         rows = self._chooser.reports()
         before, kept = rows[self._chooser.eager], rows[self._chooser.best]
-        expected = self.forecast(Decision())
         if kept is not before:
-            why = f"[{kept.decision}] is kept: {kept.verdict}"
-            why += self._expected(kept.decision, expected)
+            why = f"[{kept.decision}] is kept: {kept.verdict}{self._expected(kept, rows)}"
             gain = _difference(before, kept)
             self.log.add(Remark("applied", PASS, (), "tune", why, gain=gain))
         for row in rows:
@@ -278,26 +277,43 @@ class Tuning:
             if self._told.get(row.decision) == row.verdict:
                 continue
             self._told[row.decision] = row.verdict
-            why = f"[{row.decision}]: {row.verdict}{self._expected(row.decision, expected)}"
+            why = f"[{row.decision}]: {row.verdict}{self._expected(row, rows)}"
             gain = _difference(kept, row)
             self.log.add(Remark("missed", PASS, (), "measured-slower", why, gain=gain))
 
-    def _expected(self, decision: Decision | None, before: float | None) -> str:
+    def _expected(self, row: Report, rows: Sequence[Report]) -> str:
         """What a schedule was predicted to gain over program order, or by its quotas."""
+        assert self._chooser is not None
+        decision = row.decision
         if decision is not None and decision in self._quotas:
             without, expected = (1e3 * s for s in self._quotas[decision])
             return (
                 f"; predicted {expected:.3g} ms an iteration with these cores, "
                 f"{expected - without:+.3g} ms over threads that nobody bounds"
             )
-        if decision is None or before is None:
+        base, before = self.forecast(Decision()), rows[self._chooser.eager].seconds_per_work
+        seconds = None if decision is None else self.forecast(decision)
+        if base is None or before is None or seconds is None:
             return ""
-        seconds = self.forecast(decision)
-        if seconds is None:
+        if off(base, before):
+            return (
+                "; nothing can be predicted over program order: the iteration that was profiled "
+                f"adds up to {1e3 * base:.3g} ms, those measured later took {1e3 * before:.3g} ms"
+            )
+        errors = [
+            found.error(other.seconds_per_work)
+            for other in rows
+            if other is not row and other.decision is not None and other.seconds_per_work
+            if (ahead := self.forecast(other.decision)) is not None
+            if (found := forecast_of(ahead, base, before)) is not None
+        ]
+        made = forecast_of(seconds, base, before, errors)
+        if made is None:
             return ""
+        low, middle, high = (1e3 * s for s in (made.low, made.seconds, made.high))
         return (
-            f"; predicted {1e3 * seconds:.3g} ms an iteration, {1e3 * (before - seconds):+.3g} ms"
-            " over program order"
+            f"; predicted {middle:.3g} ms an iteration ({low:.3g} to {high:.3g}), "
+            f"{middle - 1e3 * before:+.3g} ms over program order"
         )
 
     def summary(self) -> str:
@@ -351,40 +367,3 @@ def _innermost(error: BaseException) -> str:
     while tb is not None and tb.tb_next is not None:
         tb = tb.tb_next
     return "" if tb is None else tb.tb_frame.f_code.co_filename
-
-
-class WorkMeter:
-    """Whether an iteration did what a usual one does, so that one that stopped early is not taken
-    for a fast one: optimizer steps are counted while tuning."""
-
-    #: Iterations in a row of another length after which that length is the usual one.
-    PATIENCE = 3
-
-    def __init__(self) -> None:
-        self._handle: torch.utils.hooks.RemovableHandle | None = None
-        self._steps = 0
-        self._usual: int | None = None
-        self._others = 0
-
-    def start(self) -> None:
-        """Count from here."""
-        self.stop()
-        self._steps = 0
-        self._handle = register_optimizer_step_post_hook(self._count)
-
-    def _count(self, *_: object) -> None:
-        self._steps += 1
-
-    def stop(self) -> bool:
-        """Whether the iteration since :meth:`start` was a usual one."""
-        if self._handle is None:
-            return True
-        self._handle.remove()
-        self._handle = None
-        if self._usual is None or self._steps == self._usual:
-            self._usual, self._others = self._steps, 0
-            return True
-        self._others += 1
-        if self._others >= self.PATIENCE:
-            self._usual, self._others = self._steps, 0
-        return False

@@ -1,0 +1,43 @@
+"""How much an iteration does."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+class WorkMeter:
+    """Whether an iteration did what a usual one does, so that one that stopped early is not taken
+    for a fast one: optimizer steps are counted while tuning."""
+
+    #: Iterations in a row of another length after which that length is the usual one.
+    PATIENCE = 3
+
+    def __init__(self) -> None:
+        self._handle: torch.utils.hooks.RemovableHandle | None = None
+        self._steps = 0
+        self._usual: int | None = None
+        self._others = 0
+
+    def start(self) -> None:
+        """Count from here."""
+        self.stop()
+        self._steps = 0
+        self._handle = register_optimizer_step_post_hook(self._count)
+
+    def _count(self, *_: object) -> None:
+        self._steps += 1
+
+    def stop(self) -> bool:
+        """Whether the iteration since :meth:`start` was a usual one."""
+        if self._handle is None:
+            return True
+        self._handle.remove()
+        self._handle = None
+        if self._usual is None or self._steps == self._usual:
+            self._usual, self._others = self._steps, 0
+            return True
+        self._others += 1
+        if self._others >= self.PATIENCE:
+            self._usual, self._others = self._steps, 0
+        return False
