@@ -16,7 +16,7 @@ from rich.table import Table
 from rose_compiler.base.machine import Machine
 from rose_compiler.base.marks import key_of
 from rose_compiler.base.profile import Profile
-from rose_compiler.codegen.schedule import Action, Schedule
+from rose_compiler.codegen.schedule import Action, Body, Schedule
 from rose_compiler.ir.ops import BRANCH, LOOP
 from rose_compiler.ir.program import BranchView, LoopView, Program, is_call
 from rose_compiler.tune.bounds import Bound, Interval, bound
@@ -75,7 +75,7 @@ class _Converter:
             return [
                 step
                 for arm in (view.then, view.orelse)
-                for inner in self.plan.bodies[arm.graph].actions
+                for inner in _part(self.plan.bodies[arm.graph], action.what)
                 for step in self._steps(inner, path)
             ]
         what = _WHAT[action.what]
@@ -84,6 +84,13 @@ class _Converter:
         around = self.runs.get("/".join(path), 1.0) if path else 1.0
         times = self.counts.get(key, 0.0) / around if around else 0.0
         return (Step(what, key, action.lane, action.stage, times),)
+
+
+def _part(arm: Body, what: str) -> Sequence[Action]:
+    """What an arm does: until its first wait where a branch is begun, the rest where it ends."""
+    if what == "run":
+        return arm.actions
+    return arm.head if what == "submit" else arm.actions[len(arm.head) :]
 
 
 @dataclass(frozen=True)

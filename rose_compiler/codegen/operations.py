@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch.fx as fx
@@ -42,6 +43,10 @@ class Operations(Emitter):
             self.writer.line(f"{copy} = {scope.ref(node, action)}")
             for other in scope.made(node):
                 self.writer.line(f"{other} = {copy}")
+        elif is_call(node, BRANCH) and action.what == "submit":
+            self.branch_begun(action, scope)
+        elif is_call(node, BRANCH) and action.what == "await":
+            self.branch_ended(action, scope)
         elif action.what == "await":
             self.assign(node, f"{self.task(node)}.wait()", scope)
         elif is_call(node, LOOP):
@@ -184,6 +189,46 @@ class Operations(Emitter):
             with self.writer.block(head, facts.get(node).origin.where if word == "if" else None):
                 inside = self.scope_of(inner)
                 self.actions(inner, inside)
+                values = tuple(output_node(arm.graph).args[0])  # type: ignore[arg-type]
+                self.assign_all(
+                    (name, self.value(v, inside, None))
+                    for name, v in zip(results, values, strict=True)
+                    if name
+                )
+        for pick in (u for u in node.users if is_item(u)):
+            for further in scope.made(pick):
+                self.writer.line(f"{further} = {self.name(pick)}")
+            self._parts([u for u in pick.users if is_pick(u)], {}, pick, scope)
+
+    def branch_begun(self, action: Action, scope: Scope) -> None:
+        """Write the arms of a branch up to their first wait."""
+        node, view = action.node, BranchView(action.node)
+        refs = self.refs(node, scope, action)
+        self.check(node, view.pred, refs)
+        taken = self.task(node)
+        where = facts.get(node).origin.where
+        self.writer.line(f"{taken} = bool({self.module.printer.value(view.pred, refs)})", where)
+        for test, arm in ((taken, view.then), (f"not {taken}", view.orelse)):
+            for param, outer in zip(placeholders(arm.graph), view.captured, strict=True):
+                self.variables[param] = self.ref(outer, scope, action)
+            inner = self.plan.bodies[arm.graph]
+            if inner.head:
+                with self.writer.block(f"if {test}:"):
+                    self.actions(replace(inner, actions=inner.head), self.scope_of(inner))
+
+    def branch_ended(self, action: Action, scope: Scope) -> None:
+        """Write what its arms do once their calls are answered, and its results."""
+        node, view = action.node, BranchView(action.node)
+        count = len(tuple(output_node(view.then.graph).args[0]))  # type: ignore[arg-type]
+        results = self._results(node, count, scope)
+        for word, arm in ((f"if {self.task(node)}:", view.then), ("else:", view.orelse)):
+            inner = self.plan.bodies[arm.graph]
+            rest = inner.actions[len(inner.head) :]
+            if word == "else:" and not rest and not any(results):
+                break
+            with self.writer.block(word):
+                inside = self.scope_of(inner)
+                self.actions(replace(inner, actions=rest), inside)
                 values = tuple(output_node(arm.graph).args[0])  # type: ignore[arg-type]
                 self.assign_all(
                     (name, self.value(v, inside, None))

@@ -64,6 +64,14 @@ class Body:
     passed: frozenset[tuple[fx.Node, fx.Node]] = frozenset()
     once: bool = False  # the loop has one trip at most
 
+    @property
+    def head(self) -> tuple[Action, ...]:
+        """What the body does before it first waits; nothing for one that is not scheduled."""
+        if not self.scheduled:
+            return ()
+        waits = (k for k, a in enumerate(self.actions) if a.what == "await")
+        return self.actions[: next(waits, 0)]
+
     def describe(self) -> list[str]:
         """One line an action, for people and tests."""
         lines = []
@@ -254,7 +262,7 @@ class _Planner:
         slot = self.slots[node]
         times: list[tuple[int, float]] = []
         leaving = [self.slots[n].order for n in self.leaving if self.slots[n].order > slot.order]
-        if self.loop is None or self.leaving:
+        if self.loop is None or self.leaving or self.once:
             times.append((0, min(leaving, default=END)))
         else:
             times.append((1, slot.order))  # in front of the next one at the latest

@@ -15,7 +15,7 @@ import torch.fx as fx
 
 from rose_compiler.ir import facts, program
 from rose_compiler.ir.edges import Edge, takes_part
-from rose_compiler.ir.ops import SHARD
+from rose_compiler.ir.ops import BRANCH, SHARD
 from rose_compiler.ir.program import is_call, is_item
 from rose_compiler.ir.recorded import records
 from rose_compiler.ir.scope import nodes_in
@@ -70,6 +70,8 @@ def _lanes(subject: Subject) -> Iterator[Fault]:
             if match is None:
                 expected = '"", "shard:<g>", "thread:<name>", "stream:<name>" or "host:<state>"'
                 yield Fault(f"the lane of {node}", node, expected, slot.lane)
+            elif match["kind"] == "host" and is_call(node, BRANCH):
+                continue  # it is left with calls of a component under way
             elif program.is_structure(node) or _free(node):
                 yield Fault(f"{node} is no operation a lane can run", node, "no lane", slot.lane)
             elif records(node):

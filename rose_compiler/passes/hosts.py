@@ -10,11 +10,19 @@ from typing import ClassVar
 import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
-from rose_compiler.ir import facts
+from rose_compiler.ir import bodies, facts
 from rose_compiler.ir.deps import Dependences, Edge
 from rose_compiler.ir.effects import GLOBAL_STATES
-from rose_compiler.ir.ops import LOOP, STATE
-from rose_compiler.ir.program import LoopView, Program, children, is_call, is_hosted, op_of
+from rose_compiler.ir.ops import BRANCH, LOOP, STATE
+from rose_compiler.ir.program import (
+    BranchView,
+    LoopView,
+    Program,
+    children,
+    is_call,
+    is_hosted,
+    op_of,
+)
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes.base import Pass, context_of, is_work
 from rose_compiler.passes.late import write_slots
@@ -34,10 +42,11 @@ class Hosts(Pass):
         found = [
             (owner, graph, calls)
             for owner, graph in _bodies(program)
-            if (calls := [n for n in graph.nodes if is_hosted(n)])
+            if (calls := _calls(graph, runs_once(owner, graph, rewrite.deps)))
         ]
         for owner, graph, calls in found:
-            self._body(owner, graph, calls, rewrite)
+            if not any(facts.get(n).slot for n in calls):  # a branch may have placed them
+                self._body(owner, graph, calls, rewrite)
         if found:
             program.stage = "scheduled"
 
@@ -56,7 +65,8 @@ class Hosts(Pass):
             modulo = Modulo(in_order(nodes, edges, calls), dict.fromkeys(nodes, 0), edges)
         lanes: dict[fx.Node, str] = {}
         for call in (*filterfalse(at_once, calls), *filter(at_once, calls)):
-            lane = f"host:{component(call, rewrite.deps)}"
+            inside = call if is_hosted(call) else _inside(call)[0]
+            lane = f"host:{component(inside, rewrite.deps)}"
             if at_once(call) and lane not in lanes.values():
                 continue  # the coordinator hands parameters over itself
             blocker = self.why_not(owner, call, modulo, rewrite)
@@ -68,6 +78,8 @@ class Hosts(Pass):
                 what = f"runs on lane {lane!r} beside {beside} operations"
                 if at_once(call):
                     what = f"hands parameters over on lane {lane!r}, in front of later calls"
+                if not is_hosted(call):
+                    self._arms(call, lane, rewrite)
                 rewrite.applied(call, what)
         if not lanes:
             return
@@ -76,6 +88,20 @@ class Hosts(Pass):
                 rewrite.set_facts(call, slot=replace(placed[call], lane=lane))
         else:
             write_slots(modulo, lanes, rewrite)
+
+    def _arms(self, branch: fx.Node, lane: str, rewrite: Rewriter) -> None:
+        """Calls in the arms of a branch begin where it stands; the rest of the arm that waits for
+        them follows where the branch is awaited."""
+        view = BranchView(branch)
+        for graph in (view.then.graph, view.orelse.graph):
+            nodes = [n for n in graph.nodes if n.op == "call_function" and not is_call(n, STATE)]
+            calls = [n for n in nodes if is_hosted(n)]
+            if not calls:
+                continue
+            edges = tuple(e for e in rewrite.deps.edges(graph) if e.src in nodes and e.dst in nodes)
+            order = in_order(nodes, edges, calls)
+            modulo = Modulo(order, dict.fromkeys(nodes, 0), edges)
+            write_slots(modulo, dict.fromkeys(calls, lane), rewrite)
 
     def why_not(
         self, owner: fx.Node | None, call: fx.Node, modulo: Modulo, rewrite: Rewriter
@@ -134,9 +160,49 @@ def in_order(
     return tuple(order)
 
 
+def _calls(graph: fx.Graph, once: bool) -> list[fx.Node]:
+    return [n for n in graph.nodes if is_hosted(n) or (once and splits(n))]
+
+
+def runs_once(owner: fx.Node | None, graph: fx.Graph, deps: Dependences) -> bool:
+    """Whether a body is the program's own, or that of a loop with one trip, as a trip of the user's
+    loop over iterations is."""
+    if owner is None:
+        return True
+    known = deps.scope.iteration.get(graph) if is_call(owner, LOOP) else None
+    return known is not None and known.trips == 1
+
+
+def splits(node: fx.Node) -> bool:
+    """Whether a node is a branch that can be left with calls of one component under way: its arms
+    go on once they are answered."""
+    if not is_call(node, BRANCH):
+        return False
+    calls = _inside(node)
+    view = BranchView(node)
+    if any(bodies.exits(g) for g in (view.then.graph, view.orelse.graph)):
+        return False
+    return any(not at_once(c) for c in calls) and len({_target(c) for c in calls}) == 1
+
+
+def _inside(branch: fx.Node) -> list[fx.Node]:
+    """The calls of components in hosts that stand in the arms of a branch themselves."""
+    view = BranchView(branch)
+    graphs = (view.then.graph, view.orelse.graph)
+    return [n for graph in graphs for n in graph.nodes if is_hosted(n)]
+
+
+def _target(call: fx.Node) -> fx.Node | None:
+    """What the branch around a call captures as its component."""
+    signature = op_of(call).signature
+    written = next((w for w in signature.writes or () if w in signature.params), None)
+    found = None if written is None else call.args[signature.params.index(written)]
+    return found if isinstance(found, fx.Node) else None
+
+
 def at_once(call: fx.Node) -> bool:
     """Whether a call has its answer when it is begun: parameters are copied there and then."""
-    return bool(op_of(call).attributes["hosted"] == "publish")
+    return is_hosted(call) and bool(op_of(call).attributes["hosted"] == "publish")
 
 
 def _bodies(program: Program) -> list[tuple[fx.Node | None, fx.Graph]]:

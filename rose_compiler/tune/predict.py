@@ -103,6 +103,5 @@ class _Predictor:
                 if late > 0:
                     start = (f"{name} on its way",)
                     yield Task(start[0], start[0], late, _IDLE, (name,))
-                yield Task(
-                    f"{step.key} {trip}", step.lane, cost.run_s, max(_IDLE, cost.demand), start
-                )
+                far = step.times * cost.run_s
+                yield Task(f"{step.key} {trip}", step.lane, far, max(_IDLE, cost.demand), start)

@@ -129,3 +129,50 @@ def sometimes(
         loss.backward()
         opt.step()
     return loss.item()
+
+
+def whole(
+    it: int, policy: Any, signal: Any, opt: Any, data: Any, evaluator: Any, log: Any
+) -> tuple[float, Any]:
+    """The same, its result used late."""
+    score = None
+    if it % 2 == 0:
+        evaluator.publish(policy)
+        score = evaluator.evaluate(2.0)
+    signal.go_on()
+    for i in range(6):
+        loss = (policy(data[i]) ** 2).mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    if score is not None:
+        log.append((it, score))
+    return loss.item(), score
+
+
+def failing_sometimes(
+    it: int, policy: Any, signal: Any, opt: Any, data: Any, evaluator: Any, log: Any
+) -> float:
+    """The component raises, on every second iteration."""
+    if it % 2 == 0:
+        score = evaluator.boom()
+        log.append((it, score))
+    for i in range(6):
+        loss = (policy(data[i]) ** 2).mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    return loss.item()
+
+
+def train(n: int, policy: Any, opt: Any, data: Any, evaluator: Any, log: Any) -> None:
+    """A whole training that evaluates on every third iteration."""
+    for it in range(n):
+        if it % 3 == 0:
+            evaluator.publish(policy)
+            log.append((it, evaluator.evaluate(2.0)))
+        for i in range(6):
+            loss = (policy(data[i]) ** 2).mean()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
