@@ -16,7 +16,13 @@ from rose_compiler.frontend.attributes import NOT_STATIC
 from rose_compiler.frontend.effects_construct import construct
 from rose_compiler.frontend.effects_declared import declared_call
 from rose_compiler.frontend.effects_known import PARAMETERS, apply, parameters, structured
-from rose_compiler.frontend.effects_types import by_name, method_type, pure_builtin, result_type
+from rose_compiler.frontend.effects_types import (
+    by_name,
+    elementwise,
+    method_type,
+    pure_builtin,
+    result_type,
+)
 from rose_compiler.frontend.effects_val import FRESH, MAX_DEPTH, Val, joined
 from rose_compiler.frontend.known_modules import has_hooks
 from rose_compiler.frontend.modes import undecorated
@@ -146,7 +152,7 @@ def static_call(
         ) or Val(
             found.places,
             NOT_STATIC,
-            result_type(target, effects),
+            result_type(target, effects) or elementwise(target, kinds),
             shares=found.shares,
             modules=found.modules,
         )

@@ -108,6 +108,15 @@ def result_type(target: Any, effects: KnownEffects | None) -> type | None:
     return None
 
 
+def elementwise(target: Any, kinds: tuple[type | None, ...]) -> type | None:
+    """A tensor, where functions with several meanings are handed what makes them element by
+    element: ``torch.max(a, b)``, ``torch.where(c, a, b)``."""
+    wanted = 2 if target in (torch.max, torch.min) else 3 if target is torch.where else 0
+    given = len(kinds) == wanted > 0
+    tensors = all(k is not None and issubclass(k, torch.Tensor) for k in kinds[:2])
+    return torch.Tensor if given and tensors else None
+
+
 _NOT_TENSORS = frozenset(
     """
     max min sort topk split chunk unbind meshgrid broadcast_tensors var_mean std_mean median

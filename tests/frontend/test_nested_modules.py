@@ -131,3 +131,33 @@ def test_a_function_may_read_a_dict_outside_of_it() -> None:
         compiled([3, 4], buf)
     assert buf.tolist() == [[2.0, 2.0], [1.0, 2.0]]
     compiled.close()
+
+
+class Middle:
+    """Has a method of a name that tensors have too, so that the name tells nothing."""
+
+    def mean(self, x: Tensor) -> Tensor:
+        return x * 0.5
+
+
+def larger(opt: torch.optim.Optimizer, w: Tensor, a: Tensor, middle: Middle) -> None:
+    for _ in range(3):
+        clipped = middle.mean(w).clamp(0.8, 1.2)
+        loss = torch.max(-a * w, -a * clipped).mean()
+        other = torch.where(a > 0, w, clipped).mean()
+        opt.zero_grad()
+        (loss + other).backward()
+        opt.step()
+
+
+def test_the_larger_of_two_tensors_is_a_tensor() -> None:
+    compiled = rose_compiler.compile(larger, tune=False)
+    a = torch.linspace(-1, 1, 5)
+    weights = [torch.linspace(0.5, 1.5, 5).requires_grad_() for _ in range(2)]
+    for fn, w in zip((larger, compiled), weights, strict=True):
+        opt = torch.optim.SGD([w], lr=0.1)
+        for _ in range(2):
+            fn(opt, w, a, Middle())
+    assert torch.equal(*weights)
+    assert "reads and writes everything" not in compiled.explain(width=200)
+    compiled.close()
