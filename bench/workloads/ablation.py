@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
 
 import torch
 
@@ -14,7 +15,7 @@ import rose_compiler
 from bench import measure
 from bench.measure import Estimate
 from bench.workloads.base import Workload
-from bench.workloads.measuring import Compiled, Effort, Say, Step, tuned
+from bench.workloads.measuring import PATIENCE, Compiled, Effort, Say, Step, tuned
 from bench.workloads.report import markdown
 from rose_compiler.base.decision import Decision
 from rose_compiler.passes.pipeline import ORDER
@@ -111,7 +112,8 @@ def _random(workload: Workload, effort: Effort, threads: int, stack: ExitStack) 
         torch.set_num_threads(threads)
         training.run(function)
 
-    while not function.settled:
+    start = perf_counter()
+    while not function.settled and perf_counter() - start < PATIENCE * effort.budget:
         step()
     return step, function.explain(width=10_000).split("\n")[0].partition(": ")[2]
 
