@@ -8,13 +8,14 @@ from typing import Any
 import torch.fx as fx
 
 from rose_compiler.api.options import Options
+from rose_compiler.api.spans import Spans
 from rose_compiler.api.tracing import Tracer
 from rose_compiler.api.trips import Trips
 from rose_compiler.api.unit import Unit
 from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.frontend.capture import capture
 from rose_compiler.frontend.guards import Arguments, make_guards
-from rose_compiler.frontend.unit import find_iterations, one_trip
+from rose_compiler.frontend.unit import find_iterations, spans_trips, trips_of
 from rose_compiler.ir.program import Program
 from rose_compiler.ir.verify import verify
 from rose_compiler.runtime.support import Runtime
@@ -44,7 +45,8 @@ class Specialization:
             return Unit(of, options, log, tracer)
 
         self._whole = None if self.iterations.loops and self.iterations.sure else unit(program)
-        self._trips = {n: unit(one_trip(program, n)) for n in self.iterations.loops}
+        self._trips = {n: unit(trips_of(program, n)) for n in self.iterations.loops}
+        self.spans = {n: Spans(u) for n, u in self._trips.items() if spans_trips(n)}
         make = [self.guards.values, self.guards.layout]
         for each in (*self._trips.values(), *([self._whole] if self._whole else [])):
             each.make = make
@@ -64,7 +66,7 @@ class Specialization:
         program = self.captured.program
         inputs = [arguments.values[n] for n in program.value_params]
         inputs += [arguments.states[n] for n in program.state_params]
-        return Trips(self.trip_unit, arguments.states, runtime).root(program, inputs)
+        return Trips(self.trip_unit, self.spans, arguments.states, runtime).root(program, inputs)
 
     def release(self) -> None:
         """Take back the quotas in force."""

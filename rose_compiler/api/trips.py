@@ -1,4 +1,5 @@
-"""Runs a whole training loop in one call: watched, scheduled and tuned trip by trip.
+"""Runs a whole training loop in one call: watched, scheduled and tuned trip by trip, or several
+trips at a time where they can overlap.
 
 Once a schedule is settled on, trips run in batches: what is asked in front of each trip (settings,
 profiling, tracing, tuning) is asked in front of a batch, so that a loop whose trips take a fraction
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch.fx as fx
 
+from rose_compiler.api.spans import Spans
 from rose_compiler.api.unit import Unit
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
@@ -32,11 +34,13 @@ class Trips(interp.Interpreter):
     def __init__(
         self,
         unit: Callable[[fx.Node], Unit | None],
+        spans: Mapping[fx.Node, Spans],
         states: Mapping[str, Any],
         runtime: Runtime,
     ) -> None:
         super().__init__(interp.Hooks())
         self.unit = unit
+        self.spans = spans
         self.states = states
         self.runtime = runtime
 
@@ -46,12 +50,16 @@ class Trips(interp.Interpreter):
             return super()._loop(node, env)
         view = LoopView(node)
         bounds = self._bound(node, self._read(env, view.bounds))
+        carried = tuple(self._read(env, view.carried_init))
+        captured = tuple(self._read(env, view.captured))
+        loop = _Loop(view, unit, self.states, self.runtime)
+        spans = self.spans.get(node)
+        if spans is not None:
+            spans.expect(_length(bounds))
         unit.expect(_length(bounds))
-        return _Loop(view, unit, self.states, self.runtime).run(
-            _items(view, bounds),
-            tuple(self._read(env, view.carried_init)),
-            tuple(self._read(env, view.captured)),
-        )
+        if spans is not None:
+            return loop.run_together(spans, range(*bounds), carried, captured)
+        return loop.run(_items(view, bounds), carried, captured)
 
 
 class _Loop:
@@ -63,32 +71,55 @@ class _Loop:
         self.unit, self.states, self.runtime = unit, states, runtime
         #: Where the values of a trip stand among index, carried and captured ones.
         self.where = [k for k, p in enumerate(placeholders(view.graph)) if not is_state(p)]
+        self.batch: Batch | None = None
 
     def run(
         self, items: Iterator[Any], carried: tuple[Any, ...], captured: tuple[Any, ...]
     ) -> tuple[Any, ...]:
         """All trips; the final carried values."""
-        batch: Batch | None = None
         try:
             for index in items:
                 handed = (index, *carried, *captured)
-                values = [handed[k] for k in self.where]
-                if batch is not None and not batch.takes(values):
-                    batch.end()
-                    batch = None
-                if batch is None:
-                    batch = Batch.begun(self.unit, self.states, self.runtime)
-                    if batch is not None and not batch.takes(values):
-                        batch.end()
-                        batch = None
-                *rest, broke = self._single(values) if batch is None else batch.run(values)
+                *rest, broke = self._one([handed[k] for k in self.where])
                 carried = tuple(rest)
                 if broke:
                     break
         finally:
-            if batch is not None:
-                batch.end()
+            self._end()
         return carried
+
+    def run_together(
+        self, spans: Spans, indices: range, carried: tuple[Any, ...], captured: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """All trips, several in a run; the final carried values."""
+        names = self.unit.program.value_params
+        try:
+            while len(indices):
+                handed = (indices.start, *carried, *captured)
+                values = [indices.start, indices.stop, *(handed[k] for k in self.where[1:])]
+                now = indices[: spans.next(dict(zip(names, values, strict=True)))]
+                values[1] = now.stop
+                with spans.timed(len(now)):
+                    carried = tuple(self._one(values))
+                indices = indices[len(now) :]
+        finally:
+            self._end()
+        return carried
+
+    def _one(self, values: Sequence[Any]) -> Any:
+        """One run of the unit, in a batch where it can be in one."""
+        if self.batch is not None and not self.batch.takes(values):
+            self._end()
+        if self.batch is None:
+            self.batch = Batch.begun(self.unit, self.states, self.runtime)
+            if self.batch is not None and not self.batch.takes(values):
+                self._end()
+        return self._single(values) if self.batch is None else self.batch.run(values)
+
+    def _end(self) -> None:
+        if self.batch is not None:
+            self.batch.end()
+            self.batch = None
 
     def _single(self, values: Sequence[Any]) -> Any:
         named = dict(zip(self.unit.program.value_params, values, strict=True))

@@ -60,6 +60,7 @@ class Unit:
         self.recorded = False
         self.checked = 0  # comparisons of the last iteration in checking mode
         self.make: Any = None  # of the arguments: types, shapes, devices
+        self.together = 1  # trips of the user's loop that one run makes
         self.trips = 0  # iterations that are known to come, as far as loops say
         self.folder = ""  # below the one that ROSE_DUMP names
         self.last: Schedule | None = None
@@ -82,7 +83,7 @@ class Unit:
         """
         # what may change from one trip of the user's loop to the next is no guard's to see
         known = self.recorded and self.watch.settled
-        if not known or (eager is None and not self.watch.knows(values)):
+        if not known or (eager is None and self.watches(values)):
             return self._watched(values, states)
         result = self._scheduled(values, states, runtime, eager)
         self.catch_up()
@@ -93,6 +94,10 @@ class Unit:
         if self.watch.behind:
             self.watch.catch_up()
             self._start_over()
+
+    def watches(self, values: Mapping[str, Any]) -> bool:
+        """Whether trips of the user's loop from these values on are watched, in program order."""
+        return not (self.recorded and self.watch.settled and self.watch.knows(values))
 
     def _scheduled(
         self,
@@ -279,14 +284,18 @@ class Unit:
             )
             self._tuning.progress.name = self.program.name
             self._tuning.forecast = self.forecast
-            self._tuning.limit(self.options.iterations or self.trips)
+            self._tuning.limit(self._runs())
         return self._tuning
+
+    def _runs(self) -> int:
+        """How many runs are to be expected in all; 0 where that is not known."""
+        return -(-(self.options.iterations or self.trips) // self.together)
 
     def expect(self, trips: int) -> None:
         """A loop is about to make this many trips of the unit."""
         self.trips += trips
         if self._tuning is not None:
-            self._tuning.limit(self.options.iterations or self.trips)
+            self._tuning.limit(self._runs())
 
     def _entry(self, space: Sequence[Decision | None]) -> Entry | None:
         """Where the schedule that is settled on is kept for later runs, if anywhere."""
@@ -361,7 +370,7 @@ class Unit:
         now = knobs.current()
         if self._asked is not None and self._asked[0] is decision and self._asked[1] is now:
             return self._asked[2]
-        # what only matters while it runs is no reason to build it anew
+        # what only matters while it runs
         settings = replace(now, interp=False, serial=False, trace=None, cache=knobs.AUTO)
         key = (decision, settings, _changed(settings.edit))
         found = self.schedules.get(key)

@@ -50,6 +50,7 @@ class Watch:
         self.text = ""
         self.examples: dict[str, Any] = {}
         self.remarks = RemarkLog()
+        self.held = 0  # branches and loops that wait for a part of theirs to run
         self._record: Record | None = None
         self._later: list[Observer] = []
         self._observed: dict[fx.Node, tuple[tuple[str, ...], tuple[str, ...]]] = {}
@@ -148,9 +149,10 @@ class Watch:
         self._observe(observers)
         self.program = program = copy_program(self.captured)
         copies = dict(zip(self.captured.nodes(), program.nodes(), strict=True))
+        self.held = 0
         if self._looks < MAX_LOOKS:
             original = {copy: node for node, copy in copies.items()}
-            hold_back(program, original, record, self._first_run, log)
+            self.held = hold_back(program, original, record, self._first_run, log)
         moved = record.moved(copies)
         self.examples = _examples(moved)
         self._losses = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.fx as fx
@@ -54,14 +54,27 @@ def _does(loop: fx.Node, what: str, does: Mapping[SourceLocation, set[str]]) -> 
     return where is not None and what in does.get(where, ())
 
 
-def one_trip(program: Program, node: fx.Node) -> Program:
-    """The body of a loop as a program of its own.
+def spans_trips(node: fx.Node) -> bool:
+    """Whether several trips of a loop over iterations may be taken together: it steps a simulator
+    in its own body, so that work of one trip may run beside the step of the next, over a range
+    that no trip leaves."""
+    view = LoopView(node)
+    if len(view.bounds) != 3 or not isinstance(view.bounds[2], int) or bodies.exits(view.graph):
+        return False
+    return any(is_call(n) and op_of(n).kind == "step" for n in view.graph.nodes)
 
-    Its values are the loop's index, then what it carries, then the values it captures; it returns
-    the next carried values and, last, whether the loop is to be left. The body stands in a loop of
-    one trip, so that its exits keep their meaning.
+
+def trips_of(program: Program, node: fx.Node) -> Program:
+    """The body of a loop as a program of its own, for one trip, or for several where
+    :func:`spans_trips` says so.
+
+    For one trip its values are the loop's index, then what it carries, then the values it captures;
+    it returns the next carried values and, last, whether the loop is to be left. The body stands in
+    a loop of one trip, so that its exits keep their meaning. For several there are two values in
+    the place of the index, the first index and the end of the range.
     """
     view = LoopView(node)
+    several = spans_trips(node)
     root = Builder()
     inputs: dict[fx.Node, fx.Node] = {}
     values: list[str] = []
@@ -78,7 +91,13 @@ def one_trip(program: Program, node: fx.Node) -> Program:
         inputs[param] = made
         values.append(made.name)
 
-    for param in (view.index, *view.carried):
+    if several:
+        for name in ("first", "end"):
+            values.append(root.placeholder(name, "value").name)
+        first, end = (n for n in root.graph.nodes)
+    else:
+        value(view.index)
+    for param in view.carried:
         value(param)
     captured = list(zip(view.captured_params, view.captured, strict=True))
     for param, _ in captured:
@@ -103,8 +122,8 @@ def one_trip(program: Program, node: fx.Node) -> Program:
         facts.put(made, state=facts.get(outer).state)
         inputs[param] = made
     body = Builder(root)
-    body.placeholder("once", "index")
-    inner: dict[fx.Node, Any] = {}
+    index = body.placeholder(view.index.name if several else "once", "index")
+    inner: dict[fx.Node, Any] = {view.index: index} if several else {}
     for param in view.carried:
         known = facts.get(param)
         inner[param] = body.placeholder(
@@ -114,21 +133,31 @@ def one_trip(program: Program, node: fx.Node) -> Program:
             alias=known.alias,
             maybe_unbound=known.maybe_unbound,
         )
-    body.placeholder("broke", "carried")
-    for param in (view.index, *view.captured_params):
+    given: tuple[Any, ...] = tuple(inputs[p] for p in view.carried)
+    bounds: tuple[Any, ...] = (0, 1, 1)
+    about = facts.LoopFacts("range", f"{view.label}_trip", "once", "", view.facts.has_exit)
+    if several:
+        bounds = (first, end, view.bounds[2])
+        about = replace(view.facts, label=f"{view.label}_trips")
+    else:
+        body.placeholder("broke", "carried")
+        inner[view.index] = body.use(inputs[view.index])
+        given = (*given, False)
+    for param in view.captured_params:
         inner[param] = body.use(inputs[param])
     outputs = _copy_body(view, program, body, inner)
     made = root.loop(
         body,
-        outputs,
-        (0, 1, 1),
-        (*(inputs[p] for p in view.carried), False),
-        facts.LoopFacts("range", f"{view.label}_trip", "once", "", view.facts.has_exit),
+        outputs[: len(given)],
+        bounds,
+        given,
+        about,
         origin=facts.get(node).origin,
         context=facts.get(node).context,
     )
     results = [root.item(made, i, name=p.name) for i, p in enumerate(view.carried)]
-    results.append(root.item(made, len(view.carried), name="broke"))
+    if not several:
+        results.append(root.item(made, len(view.carried), name="broke"))
     graph = root.finish(tuple(results))
     return Program(
         program.name,

@@ -7,7 +7,7 @@ A rewrite that would break a dependence raises at once where it can be told from
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -91,6 +91,18 @@ class Rewriter(Nesting):
         """Start a loop in front of a node: fill its body, then ``close`` it."""
         return LoopBuilder(Site(self, before), bounds, carried, known or facts.LoopFacts(), like)
 
+    def new_branch(self, pred: Value, *, before: fx.Node, like: fx.Node, name: str) -> fx.Node:
+        """A branch in front of a node, with empty arms: fill them, then :meth:`hand_out`."""
+        site = Site(self, before)
+        return site.branch(pred, site.nested(), (), site.nested(), (), like=like, name=name)
+
+    def hand_out(self, branch: fx.Node, then: Sequence[Value], orelse: Sequence[Value]) -> None:
+        """Give a branch of :meth:`new_branch` its results, as many from each arm."""
+        for graph, values in zip(bodies.graphs_of(branch), (then, orelse), strict=True):
+            used = tuple(self.use(v, graph) for v in values)
+            program.output_node(graph).args = (used,)
+        self._changed()
+
     def clone(
         self,
         node: fx.Node,
@@ -118,8 +130,8 @@ class Rewriter(Nesting):
                     child = bodies.copied(
                         program.body_of(node, used), self.program, renamed, self.pass_name
                     )
-                    name = bodies.attach(module, str(used.target), child)
-                    attributes[used] = before.graph.create_node("get_attr", name)
+                    attribute = bodies.attach(module, str(used.target), child)
+                    attributes[used] = before.graph.create_node("get_attr", attribute)
 
             def mapped(used: fx.Node) -> Value:
                 return self.use(attributes.get(used, args_map.get(used, used)), before.graph)

@@ -68,39 +68,21 @@ class LateWork(Pass):
 
         ``ignore_borrowed`` asks what could be done if no value lay in a simulator's buffers.
         """
-        if context.options.late != "shadow":
-            return Blocker("switched-off", "the decision leaves late work where it stands")
-        if exits := bodies.exits(loop.graph):
-            return Blocker(
-                "early-exit",
-                f"{loop.label} may stop at {title(exits[0])}, and nothing past it is begun",
-                where=_places(exits),
-            )
-        trips = context.trips.get(loop.label) or deps.scope.iteration[loop.graph].trips
-        if trips is not None and trips < 2:
-            return Blocker("single-trip", f"{loop.label} makes {trips} trip")
-        lanes: dict[fx.Node, str] = {}
-        for step in steps:
-            lane = lane_of(step, deps.scope, context)
-            if isinstance(lane, Blocker):
-                return lane
-            lanes[step] = lane
-        edges = list(deps.edges(loop.graph))
-        if ignore_borrowed and lends(loop, steps, deps.scope):
-            if blocker := why_not_copied(loop, steps, deps):
-                return blocker
-            edges = [e for e in edges if not borrowed_edge(e, steps)]
-        nodes = [n for n in loop.graph.nodes if n.op == "call_function" and _takes_part(n)]
-        stage = later_stage(nodes, edges, set(steps))
-        if blocker := _head_waits(loop, edges, stage):
-            return blocker
-        edges = [e for e in edges if e.src in stage and e.dst in stage]
+        found = staged(loop, steps, deps, context, ignore_borrowed=ignore_borrowed)
+        if isinstance(found, Blocker):
+            return found
+        nodes, edges, stage = found.nodes, found.edges, found.stage
         if not context.run_ahead and (blocker := _raises(nodes, stage, steps)):
             return blocker
         modulo = schedule(nodes, edges, stage, steps)
-        if not any(is_work(n) for s in steps for n in modulo.beside(s)):
-            return self._held(loop, steps, modulo, deps)
-        return modulo, lanes
+        beside = [n for s in steps for n in modulo.beside(s)]
+        if found.within is not None:
+            # what is issued in front of the first step of the next trip is beside nothing
+            last = max(map(modulo.position, steps))
+            beside = [n for n in beside if modulo.position(n) > last]
+        if not any(map(is_work, beside)):
+            return found.within or self._held(loop, steps, modulo, deps)
+        return modulo, found.lanes
 
     def _held(
         self, loop: LoopView, steps: Sequence[fx.Node], modulo: Modulo, deps: Dependences
@@ -163,6 +145,52 @@ class LateWork(Pass):
             rewrite.missed(node, blocker)
 
 
+@dataclass(frozen=True)
+class Staged:
+    """The operations of a body with their dependences, the stage of each, and the lanes of its
+    steps. ``within`` says why a trip has to end before the next begins, if it has to."""
+
+    nodes: list[fx.Node]
+    edges: list[Edge]
+    stage: dict[fx.Node, int]
+    lanes: dict[fx.Node, str]
+    within: Blocker | None
+
+
+def staged(
+    loop: LoopView,
+    steps: Sequence[fx.Node],
+    deps: Dependences,
+    context: PassContext,
+    *,
+    ignore_borrowed: bool = True,
+) -> Staged | Blocker:
+    """What of a body has to wait for its steps, or why nothing can run beside them.
+
+    ``ignore_borrowed`` asks what it would be if no value lay in a simulator's buffers.
+    """
+    if context.options.late != "shadow":
+        return Blocker("switched-off", "the decision leaves late work where it stands")
+    within = _one_at_a_time(loop, deps, context)
+    lanes: dict[fx.Node, str] = {}
+    for step in steps:
+        lane = lane_of(step, deps.scope, context)
+        if isinstance(lane, Blocker):
+            return lane
+        lanes[step] = lane
+    edges = list(deps.edges(loop.graph))
+    if ignore_borrowed and lends(loop, steps, deps.scope):
+        if blocker := why_not_copied(loop, steps, deps):
+            return blocker
+        edges = [e for e in edges if not borrowed_edge(e, steps)]
+    nodes = [n for n in loop.graph.nodes if n.op == "call_function" and _takes_part(n)]
+    stage = later_stage(nodes, edges, set() if within else set(steps))
+    if blocker := _head_waits(loop, edges, stage):
+        return blocker
+    edges = [e for e in edges if e.src in stage and e.dst in stage]
+    return Staged(nodes, edges, stage, lanes, within)
+
+
 def write_slots(modulo: Modulo, lanes: dict[fx.Node, str], rewrite: Rewriter) -> None:
     """Give every operation its slot. A pick stands with what it picks from, unless that is on a
     lane: then it waits where it is needed."""
@@ -172,6 +200,20 @@ def write_slots(modulo: Modulo, lanes: dict[fx.Node, str], rewrite: Rewriter) ->
             continue
         rewrite.set_facts(node, slot=Slot(lanes.get(node, ""), modulo.stage[node], k))
         k += 1
+
+
+def _one_at_a_time(loop: LoopView, deps: Dependences, context: PassContext) -> Blocker | None:
+    """Why a trip of a loop has to end before the next begins, if it has to."""
+    if exits := bodies.exits(loop.graph):
+        return Blocker(
+            "early-exit",
+            f"{loop.label} may stop at {title(exits[0])}, and nothing past it is begun",
+            where=_places(exits),
+        )
+    trips = context.trips.get(loop.label) or deps.scope.iteration[loop.graph].trips
+    if trips is not None and trips < 2:
+        return Blocker("single-trip", f"{loop.label} makes {trips} trip")
+    return None
 
 
 def _takes_part(node: fx.Node) -> bool:

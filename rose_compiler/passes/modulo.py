@@ -66,7 +66,8 @@ def schedule(
 ) -> Modulo:
     """Issue ``first`` as early as the dependences allow, one after the other, then the rest.
 
-    The rest keeps program order within a trip, an earlier trip's before a later one's.
+    The rest keeps program order within a trip, an earlier trip's before a later one's. Where trips
+    don't overlap, what waits for none of ``first`` comes before what does.
 
     Raises:
         ValueError: when the stages break a dependence.
@@ -88,7 +89,10 @@ def schedule(
         _emit(node, needs, early)
     # what is needed anyway and waits for no step is done before the first wait
     ready = [n for n in early if n not in waiting]
-    for node in (*ready, *first, *sorted(nodes, key=rank.__getitem__)):
+    rest = sorted(nodes, key=rank.__getitem__)
+    if not any(stage.values()):
+        rest.sort(key=waiting.__contains__)
+    for node in (*ready, *first, *rest):
         _emit(node, needs, order)
     return Modulo(tuple(order), stage, tuple(edges))
 

@@ -18,6 +18,7 @@ from rose_compiler.passes.place import Place
 from rose_compiler.passes.scan import Scan
 from rose_compiler.passes.split import Split
 from rose_compiler.passes.tile_batch import TileBatch
+from rose_compiler.passes.unswitch import Unswitch
 
 #: Packages register passes under this group: ``name = "package.module:PassClass"``.
 ENTRY_POINTS = "rose_compiler.passes"
@@ -51,6 +52,10 @@ ORDER: tuple[Entry, ...] = (
     Entry(TileBatch(), "after split: it clones what is left on the way to the step"),
     Entry(Defer(), "after tile_batch: it collects whole batches, joined again by then"),
     Entry(Fuse(), "anywhere: it moves nothing; before late, which fixes where operations stand"),
+    Entry(
+        Unswitch(),
+        "before late: on trips on which nothing waits for an update, it is late work",
+    ),
     Entry(LateWork(), "behind all that make or remove operations: it fixes the order of the rest"),
     Entry(Place(), "behind late: lanes for steps that nothing else has placed, and thread counts"),
     Entry(

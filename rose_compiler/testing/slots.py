@@ -8,9 +8,10 @@ be compared with the reference.
 
 from __future__ import annotations
 
+import itertools
 import operator
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch.fx as fx
@@ -18,7 +19,7 @@ import torch.fx as fx
 from rose_compiler.ir import facts
 from rose_compiler.ir.contexts import entered
 from rose_compiler.ir.deps import Dependences
-from rose_compiler.ir.interp import Environment, Hooks, Interpreter, resolve
+from rose_compiler.ir.interp import Environment, Hooks, Interpreter, Outcome, resolve
 from rose_compiler.ir.ops import STATE
 from rose_compiler.ir.program import LoopView, Program, is_call, is_item, op_of
 
@@ -70,6 +71,8 @@ class _Trip(dict[fx.Node, Any]):
             k = body.position[node]
             if self.number == 0:
                 return body.init[k]
+            if self.number - 1 in body.handed:
+                return body.handed[self.number - 1][k]
             return body.of._read(body.trips[self.number - 1], body.view.carried_next[k])
         if is_item(node):
             return operator.getitem(self[node.args[0]], node.args[1])  # type: ignore[index]
@@ -90,15 +93,15 @@ class _Body:
         self.captured = of._read(env, view.captured)
         self.position = {p: k for k, p in enumerate(view.carried)}
         self.trips: list[_Trip] = []
+        self.handed: dict[int, tuple[Any, ...]] = {}  # by trips that end at an exit
         self.lanes: dict[str, list[Pending]] = {}
         self.edges: dict[fx.Node, list[Any]] = {}
         for edge in of.deps.edges(view.graph):
             self.edges.setdefault(edge.dst, []).append(edge)
 
     def run(self) -> tuple[Any, ...]:
-        items = range(*self.bounds) if len(self.bounds) == 3 else iter(self.bounds[0])
         emitted, ended = 0, False
-        indices = iter(items)
+        indices = _indices(self.bounds)
         while not ended or emitted < len(self.trips) + max(self.stage.values()):
             if not ended:
                 try:
@@ -108,8 +111,11 @@ class _Body:
                     continue
             for node in self.nodes:
                 trip = emitted - self.stage[node]
-                if 0 <= trip < len(self.trips):
-                    self._issue(node, trip)
+                outcome = self._issue(node, trip) if 0 <= trip < len(self.trips) else None
+                if outcome is not None:
+                    self.handed[trip] = outcome.values
+                    ended |= outcome.how == "break"
+                    break
             emitted += 1
         for lane in self.lanes.values():
             while lane:
@@ -124,21 +130,22 @@ class _Body:
         trip.update(zip(self.view.captured_params, self.captured, strict=True))
         self.trips.append(trip)
 
-    def _issue(self, node: fx.Node, trip: int) -> None:
+    def _issue(self, node: fx.Node, trip: int) -> Outcome | None:
         for lane in self.lanes.values():
             while any(self._waits(node, trip, *one) for one in lane):
                 self._finish(lane)
-        slot = facts.get(node).slot
+        slot, outcome = facts.get(node).slot, None
         assert slot is not None
         if slot.lane:
             self.lanes.setdefault(slot.lane, []).append((node, trip))
         else:
             busy = any(self.lanes.values())
             self.of.overlaps += busy and is_call(node)
-            self._execute(node, trip)
+            outcome = self._execute(node, trip)
         for lane in self.lanes.values():
             if lane and self.of.random.random() < 0.3:
                 self._finish(lane)
+        return outcome
 
     def _waits(self, node: fx.Node, trip: int, on: fx.Node, of: int) -> bool:
         return any(e.src is on and e.applies(trip - of) for e in self.edges.get(node, ()))
@@ -146,8 +153,16 @@ class _Body:
     def _finish(self, lane: list[Pending]) -> None:
         self._execute(*lane.pop(0))
 
-    def _execute(self, node: fx.Node, trip: int) -> None:
+    def _execute(self, node: fx.Node, trip: int) -> Outcome | None:
         env = self.trips[trip]
         with entered(facts.get(self.view.node).context):
             outcome = self.of._node(node, env)
-        assert outcome is None, f"{op_of(node).name} leaves a loop whose trips overlap"
+        overlap = outcome is not None and any(self.stage.values())
+        assert not overlap, f"{op_of(node).name} leaves a loop whose trips overlap"
+        return outcome
+
+
+def _indices(bounds: tuple[Any, ...]) -> Iterator[Any]:
+    if len(bounds) == 3:
+        return iter(range(*bounds))
+    return iter(bounds[0]) if bounds else itertools.count()

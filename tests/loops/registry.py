@@ -13,6 +13,7 @@ from tests.loops import (
     ppo_trainer,
     public_styles,
     recurrent_replay,
+    soft_q,
     td3,
     vtrace,
     world_model,
@@ -33,5 +34,6 @@ MODULES = (
     contexts,
     hazards,
     actor_critic,
+    soft_q,
 )
 SCRIPTS: list[Script] = [script for module in MODULES for script in module.SCRIPTS]

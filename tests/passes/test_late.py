@@ -52,7 +52,13 @@ def test_threads_where_the_simulator_has_no_step_of_its_own() -> None:
 REFUSED = {
     "switched-off": ((), replace(CONTEXT, options=Decision())),
     "no-lane": ((), replace(CONTEXT, asynchronous=frozenset())),
-    "single-trip": ((("trips(0, T, 1", "trips(0, 1, 1"),), CONTEXT),
+    "single-trip": (
+        (
+            ("trips(0, T, 1", "trips(0, 1, 1"),
+            ("        store(buf, t, obs, logprob)\n", ""),
+        ),
+        CONTEXT,
+    ),
     "early-exit": ((("        a_np = ", "        break_if(T, (obs,))\n        a_np = "),), CONTEXT),
     "may-raise": ((), replace(CONTEXT, run_ahead=False)),
     "unknown-effects": (
@@ -105,6 +111,37 @@ def test_refused(blocked, code: str) -> None:
         assert old in text, old
         text = text.replace(old, new)
     assert blocked(text, LateWork(), context) == [code]
+
+
+def _placed(text: str) -> dict[str, facts.Slot]:
+    program = parse(text)
+    PassManager([LateWork()], verify=2).run(program, CONTEXT)
+    return {n.name: slot for n in program.nodes() if (slot := facts.get(n).slot) is not None}
+
+
+def test_one_trip_alone_overlaps_within_itself() -> None:
+    """What waits for the step is issued behind what does not, whatever the program's order."""
+    text = TEXT.replace("trips(0, T, 1", "trips(0, 1, 1")
+    text = text.replace("        store(buf, t, obs, logprob)\n", "")
+    text = text.replace(
+        "        next_obs = ", "        store(buf, t, obs, logprob)\n        next_obs = "
+    )
+    slots = _placed(text)
+    assert {slot.stage for slot in slots.values()} == {0}
+    assert slots["r"].order < slots["store"].order < slots["note"].order
+    assert slots["r"].lane
+
+
+def test_a_trip_that_may_be_the_last_overlaps_within_itself() -> None:
+    text = TEXT.replace("        store(buf, t, obs, logprob)\n", "")
+    text = text.replace(
+        "        next_obs = ",
+        "        store(buf, t, obs, logprob)\n        break_if(infos, (obs,))\n        next_obs = ",
+    )
+    slots = _placed(text)
+    assert {slot.stage for slot in slots.values()} == {0}
+    order = {name: slot.order for name, slot in slots.items()}
+    assert order["r"] < order["store"] < order["note"] < order["break_if"] < order["next_obs"]
 
 
 def test_an_iterator_that_late_work_holds_up(blocked) -> None:
