@@ -337,12 +337,17 @@ def counting(fn, monkeypatch):
     single, batched = [], []
     run, more = units.Unit.run, trips.Batch.run
 
-    def one(self, *args):
-        single.append(1)
-        return run(self, *args)
+    def count(values):
+        """Several trips may be one run, where they can overlap."""
+        return values["end"] - values["first"] if "first" in values else 1
+
+    def one(self, values, *args):
+        single.extend([1] * count(values))
+        return run(self, values, *args)
 
     def another(self, values):
-        batched.append(1)
+        names = self._unit.program.value_params
+        batched.extend([1] * count(dict(zip(names, values, strict=True))))
         return more(self, values)
 
     monkeypatch.setattr(units.Unit, "run", one)
@@ -358,12 +363,12 @@ def test_short_trips_run_in_batches_and_train_the_same_bits(monkeypatch):
         env = gymnasium.vector.SyncVectorEnv([Env])
         log = []
         env.reset(seed=0)
-        obs = fn(net, optimizer, env, torch.zeros(1, 2), 200, log)
+        obs = fn(net, optimizer, env, torch.zeros(1, 2), 300, log)
         found.append(
             (net.weight.clone(), torch.as_tensor(obs), torch.tensor([float(r[0]) for r in log]))
         )
     assert all(a.equal(b) for a, b in zip(*found, strict=True))
-    assert len(single) + len(batched) == 200
+    assert len(single) + len(batched) == 300
     assert len(batched) > 150
     compiled.close()
 
@@ -402,7 +407,7 @@ def test_an_exception_in_a_batch_leaves_everything_as_eager_does(monkeypatch):
     compiled, _, batched = counting(online, monkeypatch)
 
     class Breaks(Env):
-        left = 60
+        left = 150
 
         def step(self, action):
             self.left -= 1
@@ -416,7 +421,7 @@ def test_an_exception_in_a_batch_leaves_everything_as_eager_does(monkeypatch):
         env = gymnasium.vector.SyncVectorEnv([Breaks])
         env.reset(seed=0)
         with pytest.raises(LookupError, match="broken"):
-            fn(net, optimizer, env, torch.zeros(1, 2), 100, [])
+            fn(net, optimizer, env, torch.zeros(1, 2), 200, [])
         assert not optimizer._optimizer_step_pre_hooks
         found.append(net.weight.clone())
     assert batched
