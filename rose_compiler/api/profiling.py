@@ -78,6 +78,7 @@ class Instrumented:
         nvml = Nvml() if trace.why is None else None
         self.stretches.clear()
         self._passed.clear()
+        self.recorder.prepare()
         self.peaks.begin()
         self._due = 0.0
         with nvml or nullcontext(), trace:

@@ -11,7 +11,7 @@ from pathlib import Path
 LEAST_S = 200e-6
 #: Reading the clocks takes at most this share of the time: each read is a system call, and between
 #: operations that have emptied the caches it takes several times what it takes in a loop.
-SHARE = 0.01
+SHARE = 0.005
 
 
 def children() -> tuple[int, ...]:

@@ -66,9 +66,7 @@ class Recorder:
 
         def begin() -> None:
             nonlocal due
-            # listing the children takes as long as many ticks
-            if self._clocks is None or now() - self._since > CHILDREN_S:
-                self._clocks, self._since = Clocks(), now()
+            self.prepare()
             self.marks.clear()
             self.times.clear()
             self.samples.clear()
@@ -77,6 +75,12 @@ class Recorder:
 
         self.begin = begin
         return tick
+
+    def prepare(self) -> None:
+        """Look for child processes, unless that was done a moment ago. It takes as long as many
+        ticks, so it is done in front of what is timed."""
+        if self._clocks is None or perf_counter() - self._since > CHILDREN_S:
+            self._clocks, self._since = Clocks(), perf_counter()
 
     def end(self) -> None:
         """Take the last sample."""

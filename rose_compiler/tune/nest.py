@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from rose_compiler.base.profile import OpTime, Profile
+
+#: Wall times of an operation that are kept one by one.
+SAMPLES = 64
 
 What = Literal["run", "submit", "wait", "loop"]
 
@@ -64,7 +67,9 @@ class Cost:
 
     ``run_s`` is its wall time and ``work_s`` the core seconds spent on it. For one on another lane,
     ``submit_s`` and ``receive_s`` are the coordinator's, and ``launch_s`` is how long after the
-    begin of handing it over it begins.
+    begin of handing it over it begins. ``varies`` are its wall times one after the other, in units
+    of ``run_s``: two that wait for each other take the longer of both every time, which is more
+    than the longer mean.
     """
 
     run_s: float
@@ -72,6 +77,11 @@ class Cost:
     submit_s: float = 0.0
     receive_s: float = 0.0
     launch_s: float = 0.0
+    varies: tuple[float, ...] = ()
+
+    def run_of(self, trip: int) -> float:
+        """Its wall time in one trip."""
+        return self.run_s * self.varies[trip % len(self.varies)] if self.varies else self.run_s
 
     @property
     def demand(self) -> float:
@@ -96,7 +106,19 @@ class Costs(Mapping[str, Cost]):
     @classmethod
     def of(cls, profile: Profile) -> Costs:
         """As profiled."""
-        return cls({times.op: Cost.of(times) for times in profile.ops})
+        runs: dict[str, list[float]] = {}
+        for span in () if profile.timeline is None else profile.timeline.spans:
+            runs.setdefault(span.op, []).append(span.duration_s)
+        found = {}
+        for times in profile.ops:
+            # evenly over the iteration: they stand for all trips where only some are simulated
+            all_ = runs.get(times.op, [])
+            step = max(1, len(all_) // SAMPLES)
+            seen = all_[::step][:SAMPLES]
+            mean = sum(seen) / len(seen) if seen else 0.0
+            varies = tuple(s / mean for s in seen) if mean > 0 else ()
+            found[times.op] = replace(Cost.of(times), varies=varies)
+        return cls(found)
 
     def __getitem__(self, key: str) -> Cost:
         return self.by_key.get(key, NOTHING)

@@ -2,9 +2,10 @@
 
 A body whose coordinator does everything takes the sum of it. One that hands work to lanes is
 simulated trip by trip (:func:`rose_compiler.base.machine.simulate`): the coordinator is a lane of
-its own, handing over and taking in cost it time, lanes run in order, and all share the cores. Inner
-loops are simulated by themselves and take their time in the body around them. After
-:data:`TRIPS` trips a loop goes on as in its last half.
+its own, handing over and taking in cost it time, lanes run in order, and all share the cores. Where
+the single times of an operation are known, trips take these one after the other, since who waits
+for two waits for the longer one. Inner loops are simulated by themselves and take their time in the
+body around them. After :data:`TRIPS` trips a loop goes on as in its last half.
 """
 
 from __future__ import annotations
@@ -74,6 +75,9 @@ class _Predictor:
         whole = max(0, round(nest.trips))
         if whole <= TRIPS:
             return self._simulated(nest, inner, whole)
+        if any(self.costs[s.key].varies for s in nest.steps):
+            # a half would stand for its own trips only
+            return nest.trips / TRIPS * self._simulated(nest, inner, TRIPS)
         half, all_ = (self._simulated(nest, inner, n) for n in (TRIPS // 2, TRIPS))
         return all_ + (nest.trips - TRIPS) * (all_ - half) / (TRIPS - TRIPS // 2)
 
@@ -93,6 +97,8 @@ class _Predictor:
                 name = f"{position} {round_}"
                 after = (f"{step.key} {trip}",) if step.what == "wait" else ()
                 own = step.times * self._own(step, inner)
+                if step.what == "run":
+                    own = step.times * cost.run_of(trip)
                 demand = cost.demand if step.what == "run" else 1.0
                 yield Task(name, COORDINATOR, own, max(_IDLE, demand), after)
                 if step.what != "submit":
@@ -103,5 +109,5 @@ class _Predictor:
                 if late > 0:
                     start = (f"{name} on its way",)
                     yield Task(start[0], start[0], late, _IDLE, (name,))
-                far = step.times * cost.run_s
+                far = step.times * cost.run_of(trip)
                 yield Task(f"{step.key} {trip}", step.lane, far, max(_IDLE, cost.demand), start)

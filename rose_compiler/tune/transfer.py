@@ -121,8 +121,9 @@ def _known(profile: Profile, profiled: Program) -> dict[_Identity, Known]:
         def mean(name: str, parts: list[OpTime] = parts, runs: int = runs) -> float:
             return sum(getattr(times, name) * times.count for times in parts) / runs
 
-        names = ("mean_s", "work_s", "submit_s", "receive_s", "launch_s")
-        cost = Cost(*(mean(name) for name in names))
+        cost = Cost(
+            mean("mean_s"), mean("work_s"), mean("submit_s"), mean("receive_s"), mean("launch_s")
+        )
         made[identity] = Known(cost, runs / iterations, len(parts), mean("cpu_s"))
     return made
 

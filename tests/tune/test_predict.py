@@ -92,6 +92,16 @@ def test_handing_over_costs_time_on_the_cycle() -> None:
     assert predict(OVERLAPPED, late, TWO).seconds == pytest.approx(20 * 11.75)
 
 
+def test_who_waits_for_the_other_waits_for_the_longer_every_time() -> None:
+    """Means say that work and step take 2 each; in turn one of them takes 3."""
+    step = Cost(2.0, 2.0, varies=(0.5, 1.5))
+    late = Cost(2.0, 2.0, varies=(1.5, 0.5))
+    costs = Costs({"roll/act": busy(1.0), "roll/step": step, "roll/late": late})
+    assert predict(OVERLAPPED, costs, TWO, contention=False).seconds == pytest.approx(20 * 4.0)
+    steady = Costs({"roll/act": busy(1.0), "roll/step": busy(2.0), "roll/late": busy(2.0)})
+    assert predict(OVERLAPPED, steady, TWO, contention=False).seconds == pytest.approx(20 * 3.0)
+
+
 def test_two_shards_take_turns_with_the_coordinator() -> None:
     nest = Nest(
         "",
