@@ -57,8 +57,7 @@ def ablate(workload: Workload, effort: Effort, say: Say) -> list[Ablated]:
         base = fresh((), path)
         variants: dict[str, Step] = {"all": base.step}
         same = []
-        for entry in ORDER:
-            name = entry.one.name
+        for name in (entry.one.name for entry in ORDER if not entry.one.required):
             say(f"without {name}")
             one = fresh((f"-{name}",), path)
             if one.function.source == base.function.source:
@@ -121,4 +120,8 @@ def _random(workload: Workload, effort: Effort, threads: int, stack: ExitStack) 
 def table(found: list[Ablated]) -> str:
     """Ratios: an iteration without it over one with it."""
     body = [[a.workload, a.without, "same code" if a.gain is None else str(a.gain)] for a in found]
-    return markdown(("workload", "without", "times as long"), body)
+    told = [
+        f"- {a.workload}, {'all' if a.without != RANDOM else RANDOM}: {a.decision}" for a in found
+    ]
+    table = markdown(("workload", "without", "times as long"), body)
+    return "\n".join([table, "", *dict.fromkeys(told)])
