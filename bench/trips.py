@@ -81,6 +81,7 @@ def main(argv: list[str] | None = None) -> None:
         f"a trip: eager {micro['eager']:.0f} µs, compiled {micro['compiled']:.0f} µs; "
         f"speed {ratio} times eager's (never below 0.98); settled: {compiled.settled}, "
         f"[{compiled.decision}]",
+        markup=False,
         highlight=False,
     )
     if not (eager.obs.numel() and torch.isfinite(fast.obs).all()):
