@@ -106,7 +106,7 @@ def graph_function(name: str, op: Op, printer: Printer) -> list[str]:
         refs[node] = names.fresh(node.name)
     writer = Writer()
     for line in (row for text in op.source for row in text.splitlines()):
-        writer.line(f"# {line}")
+        writer.lines.append(f"# {line}")  # a comment is not laid out like a call
     reused = _reused(graph)
     with writer.block(f"def {name}({', '.join(refs.values())}):"):
         for node in graph.nodes:

@@ -91,6 +91,8 @@ class Operations(Emitter):
             arguments = printer.arguments(node.args, node.kwargs, refs)
             text = f"{function}({arguments})"
             if op.kind == "loss":
+                if recorded := op.attributes.get("recorded", ()):
+                    arguments += f", recorded={recorded}"
                 text = f"rt.gradients({function}{', ' if arguments else ''}{arguments})"
         else:
             self.check(node, node.args, refs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -12,17 +11,20 @@ import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.frontend.graphs import is_tensor_item, names_of
+from rose_compiler.frontend.loss_run import NO_GRAD, loss_of, modes_of, run_function, without_grad
+from rose_compiler.frontend.rebinding import writes_in_place
 from rose_compiler.frontend.record import Record
 from rose_compiler.frontend.trace import Traced, trace
+from rose_compiler.frontend.tuples import opened_tuples
 from rose_compiler.ir import facts
 from rose_compiler.ir.deps import Dependences
+from rose_compiler.ir.draws import differs, take_draws
 from rose_compiler.ir.effects import RNG_TORCH, related
-from rose_compiler.ir.facts import Context, Spec
-from rose_compiler.ir.losses import Loss, Place, records, with_backward
+from rose_compiler.ir.facts import Spec
+from rose_compiler.ir.losses import Input, Loss, Result, records, with_backward
 from rose_compiler.ir.ops import BRANCH, LOOP, STATE, Op, Signature
 from rose_compiler.ir.program import Program, is_call, is_exit, is_item, is_state, op_of
 
-_NO_GRAD = ("no_grad", "inference_mode")
 #: What may write a parameter and leaves it the tensor that it is.
 _IN_PLACE = frozenset({"optimizer", "backward"})
 
@@ -57,12 +59,12 @@ class _Tracer:
 
     def loss(self) -> Loss | Blocker:
         """The graph of the loss, or why there is none."""
-        loss = _plain_backward(self.backward)
+        loss = loss_of(self.backward)
         if loss is None:
-            return _no("only `loss.backward()` of a variable, without arguments, is looked at")
-        if _modes(self.backward):
+            return _no("only `loss.backward()`, without arguments, is looked at")
+        if modes_of(self.backward):
             return Blocker("mode-change", "its backward runs under a mode of its own")
-        run = self._run(loss)
+        run = self._run()
         if isinstance(run, Blocker):
             return run
         blocker = self._rebound(run)
@@ -70,7 +72,7 @@ class _Tracer:
             return blocker
         return self._traced(run, loss)
 
-    def _run(self, loss: fx.Node) -> list[fx.Node] | Blocker:
+    def _run(self) -> list[fx.Node] | Blocker:
         """What the loss is computed by, and what else is computed from that before it is gone
         backward from."""
         front = []
@@ -79,7 +81,8 @@ class _Tracer:
                 break
             front.append(node)
         members: set[fx.Node] = set()
-        wanted = {_maker(loss)}
+        ends = {_maker(a) for a in self.backward.all_input_nodes if records(facts.get(a).spec)}
+        wanted = set(ends)
         for node in reversed(front):
             if node not in wanted:
                 continue
@@ -88,20 +91,21 @@ class _Tracer:
                 wanted.update(_maker(a) for a in node.all_input_nodes)
             elif records(facts.get(node).spec):
                 return self._unfit(node)
-        if _maker(loss) not in members:
+        if not ends or not ends <= members:
             return _no("the loss is not computed in front of it by torch alone")
         for node in front:
             behind = any(_maker(a) in members for a in node.all_input_nodes)
             if behind and node not in members and self._fits(node):
                 members.add(node)
-        # a view that others use too stays a view, and a slice of this trip's keeps its numbers out
+        # a view that others use too stays a view; what differs from trip to trip by a number, or
+        # not at all, stays outside
         while True:
-            left = [n for n in members if self._shared(n, members) or _by_number(n, members)]
+            left = [n for n in members if self._shared(n, members) or _outside(n, members)]
             if not left:
                 break
             members.difference_update(left)
         ordered = [n for n in front if n in members]
-        if _maker(loss) not in members:
+        if not ends <= members:
             return Blocker("may-alias", "the loss shares memory with what others use")
         for node in ordered:
             for used in node.all_input_nodes:
@@ -123,12 +127,14 @@ class _Tracer:
             return False
         if any(r.startswith("rng:") and r != RNG_TORCH for r in signature.reads):
             return False
-        if any(c.kind not in _NO_GRAD for c in _modes(node)):
+        if any(c.kind not in NO_GRAD for c in modes_of(node)):
             return False
         spec = facts.get(node).spec
         if spec is None:
             return False
         results = spec.items if signature.results > 1 else (spec,)
+        if without_grad(node):
+            return all(s.kind == "tensor" for s in results)
         return all(_is_torch(s) for s in results)
 
     def _unfit(self, node: fx.Node) -> Blocker:
@@ -161,9 +167,14 @@ class _Tracer:
                 calls = op_of(node).attributes.get("calls", frozenset())
                 if op_of(node).kind == "block" and calls and set(calls) <= _IN_PLACE:
                     continue
+                if writes_in_place(op_of(node)):
+                    continue
+                into_items = writes_in_place(op_of(node), items=True)
                 for effect in self.deps.effects(node):
                     # an item that is stored leaves the tensor around it what it is
                     if not effect.write or effect.region is not None or "grads" in effect.state:
+                        continue
+                    if into_items and effect.state in self.record.names.tensors:
                         continue
                     below = [r for r in reads if related(r, effect.state)]
                     if below:
@@ -171,16 +182,16 @@ class _Tracer:
                         return Blocker("reads-loop-state", why)
         return None
 
-    def _traced(self, run: list[fx.Node], loss: fx.Node) -> Loss | Blocker:
+    def _traced(self, run: list[fx.Node], loss: Callable[..., Any]) -> Loss | Blocker:
         members = set(run)
         results = self._results(run)
         for node in results:
             spec = facts.get(node).spec
             if spec is None or (spec.kind != "tensor" and not is_tensor_item(node)):
                 return Blocker("not-traceable", f"`{node.name}` is no tensor and is used behind it")
-        inputs: dict[fx.Node, tuple[Place, Any]] = {}
+        inputs: dict[fx.Node, tuple[str, int, Any]] = {}
         states: dict[fx.Node, Any] = {}
-        for node in run:
+        for node in (*run, self.backward):
             example = self.record.examples[node]
             for k, (argument, value) in enumerate(zip(node.args, example.args, strict=True)):
                 if not isinstance(argument, fx.Node):
@@ -188,18 +199,18 @@ class _Tracer:
                 if is_state(argument):
                     states[argument] = value
                 elif _maker(argument) not in members and argument not in inputs:
-                    inputs[argument] = (op_of(node).name, k), value
+                    inputs[argument] = op_of(node).name, k, value
         with torch.enable_grad():
             traced = trace(
-                _function(run, list(inputs), states, [loss, *results]),
-                tuple(value for _, value in inputs.values()),
+                run_function(run, list(inputs), states, self.backward, loss, results),
+                tuple(value for _, _, value in inputs.values()),
                 lifted=dict(self.record.names.tensors),
                 names=names_of(list(inputs)),
                 roots=tuple(states.values()),
             )
         if isinstance(traced, Blocker):
             return traced
-        return self._made(run, traced, [place for place, _ in inputs.values()], results)
+        return self._made(run, traced, list(inputs.values()), results)
 
     def _results(self, run: list[fx.Node]) -> list[fx.Node]:
         """Values that others use: items instead of tuples."""
@@ -215,18 +226,41 @@ class _Tracer:
         return list(found)
 
     def _made(
-        self, run: list[fx.Node], traced: Traced, places: list[Place], results: list[fx.Node]
+        self,
+        run: list[fx.Node],
+        traced: Traced,
+        given: list[tuple[str, int, Any]],
+        results: list[fx.Node],
     ) -> Loss | Blocker:
-        if traced.draws:
-            return Blocker("draw-order", "it draws random numbers")
         if not traced.pure:
             return Blocker("not-pure", "it writes tensors of its own in place")
         if any(traced.output_aliases):
             return Blocker("may-alias", "a result shares memory with what it is computed from")
+        values = [
+            self.record.names.tensors[a] if isinstance(a, str) else given[a][2]
+            for a in traced.arguments
+        ]
+        drawn = take_draws(traced.gm, traced.draws)
+        if isinstance(drawn, Blocker):
+            return drawn
+        if traced.draws and (differing := differs(traced.gm, drawn, values)):
+            return differing
+        opened = opened_tuples(drawn.gm, values)
+        if isinstance(opened, Blocker):
+            return opened
         back = op_of(self.backward)
-        order = [a for a in traced.arguments if not isinstance(a, str)]
-        paths = [a for a in traced.arguments if isinstance(a, str)]
-        lifted = traced.lifted
+        inputs: list[Input] = []
+        paths: list[str] = []
+        lifted: list[str] = []
+        for name, (position, item) in zip(opened.names, opened.sources, strict=False):
+            if position >= len(traced.arguments):
+                continue  # a random number
+            argument = traced.arguments[position]
+            if isinstance(argument, str):
+                paths.append(argument)
+                lifted.append(name)
+            else:
+                inputs.append((*given[argument][:2], item))
         # `@` entries name states of the program; others are rooted at parameters, which change
         gone = [
             e
@@ -237,7 +271,7 @@ class _Tracer:
             return Blocker("unknown-effects", "what its backward touches is not known by name")
         signature = Signature(
             f"{_stem(self.backward)}_and_gradients",
-            traced.inputs,
+            opened.names,
             tuple(dict.fromkeys((*lifted, *back.signature.reads))),
             back.signature.writes,
             results=len(results),
@@ -246,9 +280,9 @@ class _Tracer:
         lines = tuple(line for n in (*run, self.backward) for line in op_of(n).source)
         op = Op(
             signature,
-            with_backward(traced.gm.forward),
+            with_backward(opened.gm.forward),
             kind="loss",
-            body=traced.gm,
+            body=opened.gm,
             source=lines,
             attributes={
                 "checks": tuple(traced.checks),
@@ -259,59 +293,11 @@ class _Tracer:
             tuple(op_of(n).name for n in run),
             back.name,
             op,
-            tuple(places[a] for a in order),
+            tuple(inputs),
             tuple(paths),
             tuple(_place(n) for n in results),
+            drawn.noises,
         )
-
-
-def _plain_backward(node: fx.Node) -> fx.Node | None:
-    """The value of ``x`` in ``x.backward()``."""
-    op = op_of(node)
-    try:
-        (statement,) = ast.parse("\n".join(op.source)).body
-    except (SyntaxError, ValueError):
-        return None
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    if not isinstance(call, ast.Call) or call.args or call.keywords:
-        return None
-    function = call.func
-    if not isinstance(function, ast.Attribute) or function.attr != "backward":
-        return None
-    if not isinstance(function.value, ast.Name):
-        return None
-    given = dict(zip(op.signature.params, node.args, strict=True))
-    loss = given.get(function.value.id)
-    return loss if isinstance(loss, fx.Node) and not is_state(loss) else None
-
-
-def _function(
-    run: list[fx.Node], inputs: list[fx.Node], states: dict[fx.Node, Any], results: list[fx.Node]
-) -> Callable[..., tuple[Any, ...]]:
-    """The run as one Python function of its inputs, the loss first among its results.
-
-    What runs without grad is handed detached values, so that its results have no graph either.
-    """
-
-    def run_all(*values: Any) -> tuple[Any, ...]:
-        env: dict[fx.Node, Any] = {**states, **dict(zip(inputs, values, strict=True))}
-
-        def get(argument: Any) -> Any:
-            if not isinstance(argument, fx.Node):
-                return argument
-            if argument in env:
-                return env[argument]
-            assert is_item(argument)
-            return operator.getitem(get(argument.args[0]), argument.args[1])
-
-        for node in run:
-            arguments = [get(a) for a in node.args]
-            if any(c.kind in _NO_GRAD for c in _modes(node)):
-                arguments = [a.detach() if isinstance(a, torch.Tensor) else a for a in arguments]
-            env[node] = op_of(node)(*arguments)
-        return tuple(get(n) for n in results)
-
-    return run_all
 
 
 def _is_operation(node: fx.Node) -> bool:
@@ -319,21 +305,24 @@ def _is_operation(node: fx.Node) -> bool:
     return is_call(node) and not structure and not is_call(node, STATE)
 
 
-def _modes(node: fx.Node) -> list[Context]:
-    """The modes that a node runs under; phases only name a stretch of code."""
-    return [c for c in facts.get(node).context if c.kind != "phase"]
-
-
 def _is_torch(spec: Spec) -> bool:
     return spec.kind == "tensor" or spec.type_name.startswith("torch.distributions")
 
 
-def _by_number(node: fx.Node, members: set[fx.Node]) -> bool:
-    """Whether an operation is handed a number from outside, and what it makes has no graph."""
+def _outside(node: fx.Node, members: set[fx.Node]) -> bool:
+    """Whether an operation without a graph, which uses nothing of the loss, is better done outside:
+    it is handed a number, an array or an object, draws, or is the same on every trip."""
     if records(facts.get(node).spec):
         return False
-    given = [a for a in node.all_input_nodes if not is_state(a) and _maker(a) not in members]
-    return any((spec := facts.get(a).spec) is None or spec.kind == "scalar" for a in given)
+    given = [a for a in node.all_input_nodes if not is_state(a)]
+    if any(_maker(a) in members for a in given):
+        return False
+    if any((spec := facts.get(a).spec) is None or spec.kind != "tensor" for a in given):
+        return True
+    signature = op_of(node).signature
+    if any(e.startswith("rng:") for e in (*(signature.reads or ()), *(signature.writes or ()))):
+        return True
+    return all(a.op == "placeholder" and facts.get(a).role == "captured" for a in given)
 
 
 def _users(node: fx.Node) -> list[fx.Node]:
@@ -347,7 +336,7 @@ def _maker(node: fx.Node) -> fx.Node:
     return node
 
 
-def _place(node: fx.Node) -> Place:
+def _place(node: fx.Node) -> Result:
     if is_item(node):
         position = node.args[1]
         assert isinstance(position, int)
@@ -361,8 +350,9 @@ def _first(node: fx.Node) -> str:
 
 
 def _stem(backward: fx.Node) -> str:
-    loss = op_of(backward).signature.params
-    return loss[0] if loss else "loss"
+    statement = op_of(backward).attributes["stmts"][0]
+    owner = statement.value.func.value
+    return owner.id if isinstance(owner, ast.Name) else "loss"
 
 
 def _no(why: str) -> Blocker:

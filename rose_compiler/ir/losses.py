@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ import torch.fx as fx
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import facts
 from rose_compiler.ir.deps import Dependences, title
-from rose_compiler.ir.effects import conflicts
+from rose_compiler.ir.draws import Noise
+from rose_compiler.ir.effects import Effect, conflicts
 from rose_compiler.ir.facts import Spec
 from rose_compiler.ir.ops import BRANCH, LOOP, STATE, Op
 from rose_compiler.ir.program import (
@@ -27,8 +28,10 @@ from rose_compiler.ir.program import (
     placeholders,
 )
 
-#: ``(operation, argument)`` or ``(operation, result)``; ``None`` for the one result there is.
-Place = tuple[str, int | None]
+#: ``(operation, argument, item)``: an argument of an operation, or an item of it.
+Input = tuple[str, int, int | None]
+#: ``(operation, result)``; ``None`` for the one result there is.
+Result = tuple[str, int | None]
 
 
 @dataclass(frozen=True)
@@ -38,26 +41,30 @@ class Loss:
     ``run`` are the operations that the graph stands for, in program order, and ``backward`` is the
     one that follows; each is called once in one body. ``op`` computes the graph's results, the loss
     first, and then goes backward through it: its first arguments are values of the program, found
-    as arguments of the operations (``inputs``), the others the tensors at the paths ``states``.
-    ``results`` says of which operations the results behind the loss are.
+    as arguments of the operations (``inputs``), then come the tensors at the paths ``states`` and
+    random numbers (``noises``). ``results`` says of which operations the results behind the loss
+    are.
     """
 
     run: tuple[str, ...]
     backward: str
     op: Op
-    inputs: tuple[Place, ...]
+    inputs: tuple[Input, ...]
     states: tuple[str, ...]
-    results: tuple[Place, ...]
+    results: tuple[Result, ...]
+    noises: tuple[Noise, ...] = ()
 
 
 @dataclass(frozen=True)
 class Found:
-    """Where a loss stands in a program: its nodes, and those of its inputs and results."""
+    """Where a loss stands in a program: its nodes, those of its inputs (with the item that is
+    taken) and of its results, and what uses a result in front of the backward and can wait."""
 
     nodes: tuple[fx.Node, ...]
     backward: fx.Node
-    inputs: tuple[fx.Node, ...]
+    inputs: tuple[tuple[fx.Node, int | None], ...]
     results: tuple[fx.Node, ...]
+    behind: tuple[fx.Node, ...] = ()
 
 
 def locate(program: Program, loss: Loss) -> Found | Blocker:
@@ -72,12 +79,16 @@ def locate(program: Program, loss: Loss) -> Found | Blocker:
     if tuple(by_name) != loss.run:
         return Blocker("unsupported-shape", "an earlier pass has moved a part of the loss")
     nodes = tuple(by_name.values())
-    inputs = [by_name[name].args[k] for name, k in loss.inputs if k is not None]
+    by_name[loss.backward] = backward
+    inputs = [(by_name[name].args[k], item) for name, k, item in loss.inputs]
     results = [_result(by_name[name], k) for name, k in loss.results]
-    if not all(isinstance(n, fx.Node) for n in (*inputs, *results)):
+    given = [node for node, _ in inputs]
+    if not all(isinstance(n, fx.Node) for n in (*given, *results)):
         return Blocker("unsupported-shape", "an earlier pass has changed a part of the loss")
-    found = Found(nodes, backward, tuple(inputs), tuple(results))  # type: ignore[arg-type]
-    return why_apart(program, nodes, backward) or found
+    behind = waiting(program, nodes, backward, draws=bool(loss.noises))
+    if isinstance(behind, Blocker):
+        return behind
+    return Found(nodes, backward, tuple(inputs), tuple(results), behind)  # type: ignore[arg-type]
 
 
 def _calls(node: fx.Node, name: str) -> bool:
@@ -90,34 +101,63 @@ def _result(node: fx.Node, position: int | None) -> fx.Node | None:
     return next((u for u in node.users if is_item(u) and u.args[1] == position), None)
 
 
-def why_apart(program: Program, nodes: tuple[fx.Node, ...], backward: fx.Node) -> Blocker | None:
-    """Why operations can't wait until the ``backward`` behind them."""
+def waiting(
+    program: Program, nodes: tuple[fx.Node, ...], backward: fx.Node, *, draws: bool = False
+) -> tuple[fx.Node, ...] | Blocker:
+    """What stands between operations and the ``backward`` behind them and uses their values, where
+    it can wait until that has been; why it, or they, can't.
+
+    ``draws``: whether the operations draw random numbers.
+    """
     deps = Dependences(program)
     members = set(nodes)
-    reads = [e for n in nodes for e in deps.effects(n) if not e.state.startswith("rng:")]
+    reads = [e for n in nodes for e in deps.effects(n) if draws or not e.state.startswith("rng:")]
+    last = deps.effects(backward)
+    behind: list[fx.Node] = []
+    passed: list[fx.Node] = []
     between = False
     for node in backward.graph.nodes:
         if node is backward:
-            return None
-        between = between or node is nodes[0]
+            return _free(deps, behind, passed, last) or tuple(behind)
+        between = between or (bool(nodes) and node is nodes[0])
         if not between or node in members or not is_call(node):
             continue
         if is_exit(node):
             return Blocker("early-exit", f"{title(node)} may leave before the backward")
-        taken = [a for a in node.all_input_nodes if _maker(a) in members]
-        if taken:
-            return Blocker(
-                "host-read",
-                f"{title(node)} uses `{taken[0].name}` in front of the backward",
-                "use it behind the backward",
-            )
+        makers = {_maker(a) for a in node.all_input_nodes}
+        if makers & members or makers.intersection(behind):
+            if is_call(node, LOOP) or is_call(node, BRANCH) or records(facts.get(node).spec):
+                return _early(node)
+            behind.append(node)
+            continue
+        passed.append(node)
         for effect in deps.effects(node):
             if any(conflicts(effect, r) for r in reads):
                 return Blocker(
-                    "effects-conflict",
-                    f"{title(node)} writes {effect.state}, which the loss reads before",
+                    "draw-order" if effect.state.startswith("rng:") else "effects-conflict",
+                    f"{title(node)} stands between and touches {effect.state}, as the loss does",
                 )
     return Blocker("unsupported-shape", "its backward does not follow in the same body")
+
+
+def _free(
+    deps: Dependences, behind: list[fx.Node], passed: list[fx.Node], last: Sequence[Effect]
+) -> Blocker | None:
+    """Why one of the operations that are to wait can't."""
+    for node in behind:
+        later = [e for p in passed if p > node for e in deps.effects(p)]
+        for effect in deps.effects(node):
+            if any(conflicts(effect, other) for other in (*later, *last)):
+                return _early(node)
+    return None
+
+
+def _early(node: fx.Node) -> Blocker:
+    return Blocker(
+        "host-read",
+        f"{title(node)} uses a value of the loss in front of its backward",
+        "use it behind the backward",
+    )
 
 
 def _maker(node: fx.Node) -> fx.Node:
@@ -131,11 +171,10 @@ def records(spec: Spec | None) -> bool:
     return spec is not None and (spec.requires_grad or any(map(records, spec.items)))
 
 
-def graph_leaving(program: Program, found: Found) -> fx.Node | None:
-    """Who would go on recording from a result of a loss, or hand one out of the program, if anyone:
-    the results come out detached."""
+def graph_leaving(program: Program, found: Found, result: fx.Node) -> fx.Node | None:
+    """Who goes on recording from a result of a loss, or hands it out of the program, if anyone."""
     members = {*found.nodes, found.backward}
-    reached = {n for n in found.results if records(facts.get(n).spec)}
+    reached = {result} if records(facts.get(result).spec) else set()
     before = -1
     while len(reached) != before:
         before = len(reached)
@@ -155,7 +194,10 @@ def graph_leaving(program: Program, found: Found) -> fx.Node | None:
 
 
 def _records(node: fx.Node) -> bool:
-    return is_call(node) and not is_exit(node) and records(facts.get(node).spec)
+    if not is_call(node) or is_exit(node):
+        return False
+    goes_back = "backward" in op_of(node).attributes.get("calls", ())
+    return goes_back or records(facts.get(node).spec)
 
 
 def _bodies(program: Program) -> list[tuple[fx.Node, fx.GraphModule]]:
@@ -188,14 +230,38 @@ def _leave(node: fx.Node, body: fx.GraphModule, reached: set[fx.Node]) -> None:
             reached.update(u for u in node.users if is_item(u) and u.args[1] == position)
 
 
-def with_backward(forward: Callable[..., Any]) -> Callable[..., Any]:
+def ancestors(node: fx.Node) -> set[fx.Node]:
+    """The node itself, and all that it is computed from in its graph."""
+    seen: set[fx.Node] = set()
+    stack = [node]
+    while stack:
+        at = stack.pop()
+        if at not in seen:
+            seen.add(at)
+            stack += at.all_input_nodes
+    return seen
+
+
+def in_front_of_the_loss(loss: Loss, position: int) -> bool:
+    """Whether a result is something the loss is computed from, so that going backward from the loss
+    frees its graph."""
+    assert loss.op.body is not None
+    results = output_node(loss.op.body.graph).args[0]
+    assert isinstance(results, tuple | list)
+    loss_itself, result = results[0], results[position + 1]
+    return isinstance(loss_itself, fx.Node) and result in ancestors(loss_itself)
+
+
+def with_backward(
+    forward: Callable[..., Any], recorded: Collection[int] = ()
+) -> Callable[..., Any]:
     """The reference of a loss's operation: compute its results, go backward from the first one,
-    hand out the others detached."""
+    hand out the others, detached but for those at the positions ``recorded``."""
 
     def run(*args: Any) -> Any:
         loss, *others = forward(*args)
         loss.backward()
-        freed = tuple(each.detach() for each in others)
+        freed = tuple(r if k in recorded else r.detach() for k, r in enumerate(others))
         return freed if len(freed) > 1 else freed[0] if freed else None
 
     return run

@@ -139,7 +139,8 @@ def read_op(
         body = GraphBody(reader, function, names).read()
     run: Callable[..., Any] | None = None
     if body is not None and kind == "loss":
-        run = with_backward(functools.partial(call_graph, body))
+        recorded = attributes.get("recorded", ())
+        run = with_backward(functools.partial(call_graph, body), recorded)
     elif body is not None:
         run = functools.partial(_results, body, signature.results)
     impl = bind.get(signature.name, run)

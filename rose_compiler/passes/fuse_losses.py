@@ -8,12 +8,21 @@ import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import facts
-from rose_compiler.ir.losses import Found, Loss, graph_leaving, locate
-from rose_compiler.ir.ops import STATE
+from rose_compiler.ir.deps import title
+from rose_compiler.ir.losses import (
+    Found,
+    Loss,
+    graph_leaving,
+    in_front_of_the_loss,
+    locate,
+    with_backward,
+)
+from rose_compiler.ir.ops import STATE, Op
 from rose_compiler.ir.program import Program, is_call, is_item, op_of
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.ir.state_node import state_node
 from rose_compiler.passes.base import PassContext, context_of
+from rose_compiler.passes.hoist_draws import draw_before
 
 
 def fuse_losses(program: Program, rewrite: Rewriter) -> None:
@@ -46,23 +55,45 @@ def why_not(program: Program, loss: Loss, context: PassContext) -> Found | Block
     found = locate(program, loss)
     if isinstance(found, Blocker):
         return found
-    leaving = graph_leaving(program, found)
-    if leaving is not None:
-        return Blocker("grad-graph", f"`{leaving.name}` uses a result with its graph")
+    if found.behind and not context.run_ahead:
+        why = f"{title(found.behind[0])} would come behind the backward"
+        return Blocker("may-raise", why, "run_ahead=True")
+    for position, result in enumerate(found.results):
+        leaving = graph_leaving(program, found, result)
+        if leaving is not None and not in_front_of_the_loss(loss, position):
+            why = f"`{leaving.name}` goes on recording from `{result.name}`"
+            return Blocker("grad-graph", why)
     return found
 
 
 def fuse_loss(program: Program, loss: Loss, found: Found, rewrite: Rewriter) -> fx.Node:
     """Replace the statements of a loss and its ``backward`` by one operation."""
-    states = [state_node(path, rewrite) for path in loss.states]
     last = found.backward
+    for node in reversed(found.behind):
+        rewrite.move(node, after=last)
+        for item in filter(is_item, list(node.users)):
+            rewrite.item(node, item.args[1])  # type: ignore[arg-type]  # it follows
+    given = [node if item is None else rewrite.item(node, item) for node, item in found.inputs]
+    states = [state_node(path, rewrite) for path in loss.states]
+    drawn = [draw_before(noise, last, rewrite) for noise in loss.noises]
+    recorded = [
+        k for k, r in enumerate(found.results) if graph_leaving(program, found, r) is not None
+    ]
     name = program.ops.fresh(loss.op.name)
-    op = loss.op if name == loss.op.name else loss.op.with_signature(name=name)
-    made = rewrite.call(op, *found.inputs, *states, before=last, like=last, name=name)
+    made = rewrite.call(
+        _recording(loss.op, name, recorded),
+        *given,
+        *states,
+        *drawn,
+        before=last,
+        like=last,
+        name=name,
+    )
     facts.put(made, alias=())
     for position, old in enumerate(found.results):
         new = made if len(found.results) == 1 else rewrite.item(made, position)
-        facts.put(new, spec=_detached(old), alias=())
+        spec = facts.get(old).spec if position in recorded else _detached(old)
+        facts.put(new, spec=spec, alias=())
         rewrite.replace(old, new)
     rewrite.erase(last)
     for node in reversed(found.nodes):
@@ -72,6 +103,20 @@ def fuse_loss(program: Program, loss: Loss, found: Found, rewrite: Rewriter) -> 
     count = len(found.nodes) + 1
     rewrite.applied(made, f"{count} statements up to its backward are one graph for Inductor")
     return made
+
+
+def _recording(op: Op, name: str, recorded: list[int]) -> Op:
+    """The operation under a name, which hands out results that look as if their graph were there:
+    to go backward from them once more raises what it raises after a backward."""
+    assert op.body is not None
+    return Op(
+        replace(op.signature, name=name),
+        with_backward(op.body.forward, recorded),
+        kind=op.kind,
+        body=op.body,
+        source=op.source,
+        attributes={**op.attributes, "recorded": tuple(recorded)},
+    )
 
 
 def _detached(node: fx.Node) -> facts.Spec | None:

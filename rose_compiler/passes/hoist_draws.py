@@ -108,7 +108,7 @@ def _value(spec: Spec | None, seed: int) -> Any:
 def replace_draws(node: fx.Node, taken: Hoisted, rewrite: Rewriter) -> None:
     """Draw in front of a node, and let it call an operation that takes the numbers."""
     op = op_of(node)
-    drawn = [_draw(noise, node, rewrite) for noise in taken.noises]
+    drawn = [draw_before(noise, node, rewrite) for noise in taken.noises]
     axes = named_axes(node)
     axes |= {noise.name: 0 for noise in taken.noises if noise.shape}
     retire(rewrite.program, node)
@@ -116,7 +116,8 @@ def replace_draws(node: fx.Node, taken: Hoisted, rewrite: Rewriter) -> None:
     rewrite.retarget(node, made, *node.args, *drawn)
 
 
-def _draw(noise: Noise, node: fx.Node, rewrite: Rewriter) -> fx.Node:
+def draw_before(noise: Noise, node: fx.Node, rewrite: Rewriter) -> fx.Node:
+    """Draw random numbers in front of a node."""
     spec = Spec("tensor", "Tensor", noise.shape, noise.dtype, noise.device)
     dtype, device = getattr(torch, noise.dtype), noise.device
     if noise.standard:

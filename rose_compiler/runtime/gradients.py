@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -86,6 +87,9 @@ class Gradients:
         Returns the results behind the loss, detached: ``None``, one, or a tuple of several.
         ``tell`` is given a note of each attempt to compile.
         """
+        if any(type(a) is np.ndarray for a in args):
+            # arrays only index tensors here
+            args = tuple(torch.from_numpy(a) if type(a) is np.ndarray else a for a in args)
         make = self._make(args, tell)
         if make is None or _hooked(args, make.leaves):
             return self.eager(args)
@@ -139,6 +143,34 @@ class Gradients:
         return None if why else self.makes[0]
 
 
+class _Freed(torch.autograd.Function):
+    """A graph that has been gone backward through."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, graph: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise RuntimeError(
+            "Trying to backward through the graph a second time (or directly access saved tensors "
+            "after they have already been freed). Saved intermediate values of the graph are freed "
+            "when you call .backward() or autograd.grad(). Specify retain_graph=True if you need "
+            "to backward through the graph a second time or if you need to access saved tensors "
+            "after calling backward."
+        )
+
+
+def gone_through(made: Any, recorded: tuple[int, ...]) -> Any:
+    """Results of a loss, those at ``recorded`` as they are after a backward: they require grad, and
+    going backward from them raises."""
+    results = list(made) if isinstance(made, tuple) else [made]
+    for k in recorded:
+        with torch.enable_grad():
+            results[k] = _Freed.apply(results[k], torch.empty(0, requires_grad=True))
+    return tuple(results) if len(results) > 1 else results[0]
+
+
 def compiled(forward: Forward, args: tuple[Any, ...]) -> Make:
     """Compile a loss for arguments of the make of ``args``.
 
@@ -155,8 +187,6 @@ def compiled(forward: Forward, args: tuple[Any, ...]) -> Make:
     """
     tensors = tuple(k for k, a in enumerate(args) if isinstance(a, Tensor))
     given = [args[k] for k in tensors]
-    if any(not isinstance(a, (Tensor, *_PLAIN)) for a in args):
-        raise Refused("it takes arguments that are neither tensors nor numbers")
     if any(a.requires_grad and not a.is_leaf for a in given):
         raise Refused("it goes back through what was computed before")
     if len({id(a) for a in given if a.requires_grad}) < sum(a.requires_grad for a in given):
@@ -323,7 +353,10 @@ def _hooked(args: tuple[Any, ...], leaves: tuple[int, ...]) -> bool:
 
 
 def _intercepted(args: tuple[Any, ...]) -> bool:
-    """Whether modes see or change what torch computes here."""
+    """Whether modes see or change what torch computes here, or arguments are more than tensors and
+    numbers."""
+    if any(not isinstance(a, (Tensor, *_PLAIN)) for a in args):
+        return True
     return (
         torch.is_autocast_enabled("cpu")
         or torch._C._len_torch_dispatch_stack() > 0

@@ -220,13 +220,17 @@ class Runtime:
         if why_not_fused(optimizer) is None:
             self._fused.append(Fused(optimizer))
 
-    def gradients(self, forward: gradients.Forward, *args: Any) -> Any:
+    def gradients(
+        self, forward: gradients.Forward, *args: Any, recorded: tuple[int, ...] = ()
+    ) -> Any:
         """Compute a loss and go backward from it, by what Inductor makes of ``forward``: what
-        ``loss, *others = forward(*args); loss.backward()`` does. The others, detached."""
+        ``loss, *others = forward(*args); loss.backward()`` does. The others, detached; those at the
+        positions ``recorded`` with a graph that has been gone through."""
         found = self._losses.get(forward)
         if found is None:
             found = self._losses[forward] = gradients.of(forward)
-        return found(args, self.notes.append)
+        made = found(args, self.notes.append)
+        return gradients.gone_through(made, recorded) if recorded else made
 
     @staticmethod
     def state(root: Any, path: str) -> Any:

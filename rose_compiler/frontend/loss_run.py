@@ -1,0 +1,95 @@
+"""The statements of a loss as one Python function."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from rose_compiler.ir import facts
+from rose_compiler.ir.block import make_block_function
+from rose_compiler.ir.facts import Context
+from rose_compiler.ir.program import is_item, op_of
+
+NO_GRAD = ("no_grad", "inference_mode")
+_LOSS = "_rose_loss"
+
+
+def loss_of(backward: fx.Node) -> Callable[..., Any] | None:
+    """What is gone backward from in ``x.backward()``, as a function of the arguments of its
+    operation."""
+    known = op_of(backward).attributes
+    if not all(k in known for k in ("stmts", "inputs", "filename", "globals")):
+        return None
+    if len(known["stmts"]) != 1:
+        return None
+    statement = known["stmts"][0]
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or call.args or call.keywords:
+        return None
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "backward":
+        return None
+    kept = ast.Assign(targets=[ast.Name(_LOSS, ast.Store())], value=call.func.value)
+    ast.copy_location(kept, statement)
+    ast.fix_missing_locations(kept)
+    return make_block_function(
+        "loss",
+        [kept],
+        known["inputs"],
+        [_LOSS],
+        known["filename"],
+        known["globals"],
+        owner=known.get("owner"),
+    )
+
+
+def run_function(
+    run: list[fx.Node],
+    inputs: list[fx.Node],
+    states: dict[fx.Node, Any],
+    backward: fx.Node,
+    loss: Callable[..., Any],
+    results: list[fx.Node],
+) -> Callable[..., tuple[Any, ...]]:
+    """The run as one Python function of its inputs, the loss first among its results.
+
+    The results of what runs without grad are detached: a graph holds calls, and no modes.
+    """
+
+    def run_all(*values: Any) -> tuple[Any, ...]:
+        env: dict[fx.Node, Any] = {**states, **dict(zip(inputs, values, strict=True))}
+
+        def get(argument: Any) -> Any:
+            if not isinstance(argument, fx.Node):
+                return argument
+            if argument in env:
+                return env[argument]
+            assert is_item(argument)
+            return operator.getitem(get(argument.args[0]), argument.args[1])
+
+        for node in run:
+            made = op_of(node)(*(get(a) for a in node.args))
+            env[node] = _detached(made) if without_grad(node) else made
+        made = loss(*(get(a) for a in backward.args))
+        return made, *(get(n) for n in results)
+
+    return run_all
+
+
+def modes_of(node: fx.Node) -> list[Context]:
+    """The modes that a node runs under; phases only name a stretch of code."""
+    return [c for c in facts.get(node).context if c.kind != "phase"]
+
+
+def without_grad(node: fx.Node) -> bool:
+    return any(c.kind in NO_GRAD for c in modes_of(node))
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    return type(value)(map(_detached, value)) if type(value) in (tuple, list) else value
