@@ -21,9 +21,10 @@ from rose_compiler.ir.deps import Dependences
 from rose_compiler.ir.draws import differs, take_draws
 from rose_compiler.ir.effects import RNG_TORCH, related
 from rose_compiler.ir.facts import Spec
-from rose_compiler.ir.losses import Input, Loss, Result, records, with_backward
+from rose_compiler.ir.losses import Input, Loss, Result, with_backward
 from rose_compiler.ir.ops import BRANCH, LOOP, STATE, Op, Signature
 from rose_compiler.ir.program import Program, is_call, is_exit, is_item, is_state, op_of
+from rose_compiler.ir.recorded import has_graph
 
 #: What may write a parameter and leaves it the tensor that it is.
 _IN_PLACE = frozenset({"optimizer", "backward"})
@@ -81,7 +82,7 @@ class _Tracer:
                 break
             front.append(node)
         members: set[fx.Node] = set()
-        ends = {_maker(a) for a in self.backward.all_input_nodes if records(facts.get(a).spec)}
+        ends = {_maker(a) for a in self.backward.all_input_nodes if has_graph(facts.get(a).spec)}
         wanted = set(ends)
         for node in reversed(front):
             if node not in wanted:
@@ -89,7 +90,7 @@ class _Tracer:
             if self._fits(node):
                 members.add(node)
                 wanted.update(_maker(a) for a in node.all_input_nodes)
-            elif records(facts.get(node).spec):
+            elif has_graph(facts.get(node).spec):
                 return self._unfit(node)
         if not ends or not ends <= members:
             return _no("the loss is not computed in front of it by torch alone")
@@ -110,7 +111,7 @@ class _Tracer:
         for node in ordered:
             for used in node.all_input_nodes:
                 inside = _maker(used) in members
-                if not inside and not is_state(used) and records(facts.get(used).spec):
+                if not inside and not is_state(used) and has_graph(facts.get(used).spec):
                     return _no(f"`{used.name}` brings a graph from elsewhere")
         return ordered
 
@@ -312,7 +313,7 @@ def _is_torch(spec: Spec) -> bool:
 def _outside(node: fx.Node, members: set[fx.Node]) -> bool:
     """Whether an operation without a graph, which uses nothing of the loss, is better done outside:
     it is handed a number, an array or an object, draws, or is the same on every trip."""
-    if records(facts.get(node).spec):
+    if has_graph(facts.get(node).spec):
         return False
     given = [a for a in node.all_input_nodes if not is_state(a)]
     if any(_maker(a) in members for a in given):

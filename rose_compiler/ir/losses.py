@@ -13,7 +13,6 @@ from rose_compiler.ir import facts
 from rose_compiler.ir.deps import Dependences, title
 from rose_compiler.ir.draws import Noise
 from rose_compiler.ir.effects import Effect, conflicts
-from rose_compiler.ir.facts import Spec
 from rose_compiler.ir.ops import BRANCH, LOOP, STATE, Op
 from rose_compiler.ir.program import (
     BranchView,
@@ -27,6 +26,7 @@ from rose_compiler.ir.program import (
     output_node,
     placeholders,
 )
+from rose_compiler.ir.recorded import has_graph
 
 #: ``(operation, argument, item)``: an argument of an operation, or an item of it.
 Input = tuple[str, int, int | None]
@@ -126,7 +126,7 @@ def waiting(
             return Blocker("early-exit", f"{title(node)} may leave before the backward")
         makers = {_maker(a) for a in node.all_input_nodes}
         if makers & members or makers.intersection(behind):
-            if is_call(node, LOOP) or is_call(node, BRANCH) or records(facts.get(node).spec):
+            if is_call(node, LOOP) or is_call(node, BRANCH) or has_graph(facts.get(node).spec):
                 return _early(node)
             behind.append(node)
             continue
@@ -166,15 +166,10 @@ def _maker(node: fx.Node) -> fx.Node:
     return node
 
 
-def records(spec: Spec | None) -> bool:
-    """Whether a value, or a part of it, has a graph to go back through."""
-    return spec is not None and (spec.requires_grad or any(map(records, spec.items)))
-
-
 def graph_leaving(program: Program, found: Found, result: fx.Node) -> fx.Node | None:
     """Who goes on recording from a result of a loss, or hands it out of the program, if anyone."""
     members = {*found.nodes, found.backward}
-    reached = {result} if records(facts.get(result).spec) else set()
+    reached = {result} if has_graph(facts.get(result).spec) else set()
     before = -1
     while len(reached) != before:
         before = len(reached)
@@ -197,7 +192,7 @@ def _records(node: fx.Node) -> bool:
     if not is_call(node) or is_exit(node):
         return False
     goes_back = "backward" in op_of(node).attributes.get("calls", ())
-    return goes_back or records(facts.get(node).spec)
+    return goes_back or has_graph(facts.get(node).spec)
 
 
 def _bodies(program: Program) -> list[tuple[fx.Node, fx.GraphModule]]:
