@@ -26,7 +26,7 @@ class Watching(Reach):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         if self.learner is not None:
-            before, until = self.updates(), time.monotonic() + 0.1
+            before, until = self.updates(), time.monotonic() + 0.25
             while self.updates() == before and time.monotonic() < until:
                 time.sleep(0.0002)
             self.seen.append(self.updates() != before)
