@@ -18,9 +18,10 @@ from rose_compiler.base.errors import RoseError
 from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.codegen.emit import Emitted
 from rose_compiler.runtime.gradients import Note
-from rose_compiler.tune.chooser import Chooser, Report
+from rose_compiler.tune.chooser import Chooser
 from rose_compiler.tune.forecasts import forecast_of, off
 from rose_compiler.tune.space import candidates
+from rose_compiler.tune.stats import Report
 
 PASS = "tune"
 #: Seconds that Inductor is expected to take. It is asked for no more than that long a training has

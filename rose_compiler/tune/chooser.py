@@ -12,12 +12,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from rose_compiler.base.decision import Decision
 from rose_compiler.tune.drift import Drift
-from rose_compiler.tune.stats import Interval, Trial, median_interval, paired_ratios
+from rose_compiler.tune.stats import Report, Trial, median_interval, noise_of, paired_ratios
 
 #: Candidates this much slower than the best one in their first trial are not tried again.
 HOPELESS = 1.4
@@ -29,8 +28,6 @@ FINAL_PAIRS = 8
 MARGIN = 0.01
 #: Standard deviations by which a first trial may be the slower one by chance.
 CHANCE = 2.0
-#: Noise of a trial, as a share, below which it is not believed to lie.
-LEAST_NOISE = 0.01
 #: Share of a run of known length that tuning may take, and of a training so far.
 SHARE = 0.1
 #: An interval that lies above this ends a duel before all pairs have run.
@@ -44,17 +41,6 @@ class Phase(Enum):
     DUEL = "comparing"
     FINAL = "against eager"
     SETTLED = "settled"
-
-
-@dataclass(frozen=True)
-class Report:
-    """What was found of one candidate. ``speedup`` is eager's time over its own, where they met."""
-
-    decision: Decision | None
-    trials: int
-    seconds_per_work: float | None
-    speedup: Interval | None
-    verdict: str
 
 
 class Chooser:
@@ -273,7 +259,7 @@ class Chooser:
     def _drop_what_chance_can_not_explain(self) -> None:
         """Stop where the gain to be expected from the remaining candidates is under the noise:
         their first trials were slower than the champion's by more than trials vary."""
-        noise = self._noise()
+        noise = noise_of(self.trials.values())
         if noise is None:
             return
         first = self.trials[self.best][0].score
@@ -287,20 +273,6 @@ class Chooser:
                     f"no gain to be expected: slower by {ratio - 1:.0%} in its first trial, trials "
                     f"of one schedule differ by {noise:.0%}"
                 )
-
-    def _noise(self) -> float | None:
-        """The standard deviation of log scores of one candidate's trials; ``None`` while there are
-        fewer than three of any."""
-        apart = []
-        for trials in self.trials.values():
-            if len(trials) >= 3:
-                logs = [math.log(max(t.score, 1e-12)) for t in trials]
-                middle = statistics.median(logs)
-                apart += [abs(value - middle) for value in logs]
-        if not apart:
-            return None
-        # 1.4826 makes the median absolute deviation of normal data their standard deviation
-        return max(LEAST_NOISE, 1.4826 * statistics.median(apart))
 
     def _open_duel(self, challenger: int, champion: int) -> None:
         self._duel = (challenger, champion)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+
+from rose_compiler.base.decision import Decision
+
+#: Noise of a trial, as a share, below which it is not believed to lie.
+LEAST_NOISE = 0.01
 
 
 @dataclass
@@ -57,3 +63,29 @@ def median_interval(values: Sequence[float], *, rounds: int = 1000, seed: int = 
 def paired_ratios(first: Sequence[float], second: Sequence[float]) -> list[float]:
     """Ratios ``first / second`` of trials that ran side by side."""
     return [a / b for a, b in zip(first, second, strict=False)]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found of one candidate. ``speedup`` is eager's time over its own, where they met."""
+
+    decision: Decision | None
+    trials: int
+    seconds_per_work: float | None
+    speedup: Interval | None
+    verdict: str
+
+
+def noise_of(candidates: Iterable[Sequence[Trial]]) -> float | None:
+    """The standard deviation of log scores of one candidate's trials; ``None`` while there are
+    fewer than three of any."""
+    apart = []
+    for trials in candidates:
+        if len(trials) >= 3:
+            logs = [math.log(max(t.score, 1e-12)) for t in trials]
+            middle = statistics.median(logs)
+            apart += [abs(value - middle) for value in logs]
+    if not apart:
+        return None
+    # 1.4826 makes the median absolute deviation of normal data their standard deviation
+    return max(LEAST_NOISE, 1.4826 * statistics.median(apart))
