@@ -26,7 +26,7 @@ TINY = Size(tiny=True)
 #: `ppo-a`, `ppo-b` and `ppo-d` are the function of `ppo-c` in other sizes, tested in test_loops.
 NAMES = ("ppo-c", "grpo", "sac", "ppo-torch", "dppo", "ppo-random")
 #: What is moved in each: a compiler that does nothing must not pass.
-MOVES = {"sac": None, "ppo-torch": "scan"}
+MOVES = {"ppo-torch": "scan"}
 
 
 @pytest.fixture
@@ -75,8 +75,7 @@ def test_compiled_bitwise_equals_eager(name: str, tmp_path: Path) -> None:
     )
     assert moved
     move = MOVES.get(name, "late")
-    if move is not None:
-        assert f"  {move} [" in fn.explain(width=200).split("Missed")[0]
+    assert f"  {move} [" in fn.explain(width=200).split("Missed")[0]
     fn.close()
 
 
