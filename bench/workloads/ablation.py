@@ -15,7 +15,7 @@ import rose_compiler
 from bench import measure
 from bench.measure import Estimate
 from bench.workloads.base import Workload
-from bench.workloads.measuring import PATIENCE, Compiled, Effort, Say, Step, tuned
+from bench.workloads.measuring import PATIENCE, RUN, Compiled, Effort, Say, Step, tuned
 from bench.workloads.report import markdown
 from rose_compiler.base.decision import Decision
 from rose_compiler.passes.pipeline import ORDER
@@ -86,7 +86,7 @@ def _random(workload: Workload, effort: Effort, threads: int, stack: ExitStack) 
     torch.set_num_threads(threads)
     training = workload.make()
     stack.callback(training.close)
-    function = rose_compiler.compile(training.fn, tune_budget=effort.budget)
+    function = rose_compiler.compile(training.fn, tune_budget=effort.budget, iterations=RUN)
     training.closers.insert(0, function.close)
     training.run(function)
     tuning = function._last.unit.tuning()

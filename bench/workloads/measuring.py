@@ -23,6 +23,10 @@ Step = Callable[[], object]
 
 #: Part of the time for tuning after which a training that has not settled is not waited for.
 PATIENCE = 1.5
+#: Iterations that the compiler is told the run will have: a training, not this measurement. Without
+#: it a function that is itself a loop of steps which train is taken for the whole run when it is
+#: called for the first time, and is not tuned in the calls that follow.
+RUN = 100_000
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,9 @@ def tuned(
 ) -> Compiled:
     """Compile `fn` and train until tuning is over; torch's thread count is the default's."""
     threads = torch.get_num_threads()
-    function = rose_compiler.compile(fn, numerics=numerics, tune=tune, tune_budget=budget)
+    function = rose_compiler.compile(
+        fn, numerics=numerics, tune=tune, tune_budget=budget, iterations=RUN
+    )
     training.closers.insert(0, function.close)
 
     def step() -> None:
