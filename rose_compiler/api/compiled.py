@@ -24,6 +24,7 @@ from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import ConfigError, fail, register
 from rose_compiler.base.profile import Profile
 from rose_compiler.base.quota import QuotaPlan
+from rose_compiler.base.regions import unwind
 from rose_compiler.base.remarks import Remark, RemarkLog
 from rose_compiler.frontend import source
 from rose_compiler.frontend.guards import Arguments
@@ -83,6 +84,9 @@ class Compiled:
         self._last = specialization
         try:
             return specialization.call(arguments, self.runtime, lambda: self._fn(*args, **kwargs))
+        except BaseException:
+            unwind(specialization.captured.session.regions)
+            raise
         finally:
             specialization.guards.after_call()
 

@@ -18,6 +18,7 @@ from rose_compiler.frontend.first_run import hold_back
 from rose_compiler.frontend.graphs import trace_runs
 from rose_compiler.frontend.losses import trace_losses
 from rose_compiler.frontend.names import StateNames
+from rose_compiler.frontend.promote import promote
 from rose_compiler.frontend.record import Record, Recorder
 from rose_compiler.frontend.scalar import is_scalar
 from rose_compiler.frontend.source import is_user_type
@@ -154,6 +155,7 @@ class Watch:
             original = {copy: node for node, copy in copies.items()}
             self.held = hold_back(program, original, record, self._first_run, log)
         moved = record.moved(copies)
+        promote(program, moved, log)
         self.examples = _examples(moved)
         self._losses = None
         self._traceable = moved

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch.fx as fx
 
-from rose_compiler.frontend import liveness, rewrite_ast
+from rose_compiler.frontend import liveness, rewrite_ast, slots
 from rose_compiler.frontend.scope import Missing, Scope, Static
 from rose_compiler.ir import facts
 from rose_compiler.ir.block import make_block_function
-from rose_compiler.ir.ops import UNBOUND, Op, Signature
+from rose_compiler.ir.ops import LOADS, STORES, UNBOUND, Op, Signature
 from rose_compiler.ir.program import Builder
 
 if TYPE_CHECKING:
@@ -142,9 +142,38 @@ class BlockMaker:
             return static
         if name is None or name in liveness.reads(expression):
             name = scope.fresh(name or "value")
+        owner = slots.slot(expression, scope)
+        if owner is not None:
+            return self._load(name, expression, owner, scope, builder)  # type: ignore[arg-type]
         statement = rewrite_ast.assign(name, expression, expression)
         leaks = set(liveness.assigned(expression))
         return self._only(name, [statement], scope, builder, leaks)
+
+    def _load(
+        self, name: str, expression: ast.Attribute, owner: Static, scope: Scope, builder: Builder
+    ) -> fx.Node:
+        """What an attribute holds that the program assigns, as an operation of its own."""
+        path, new = slots.based(expression, owner, scope)
+        assert isinstance(path.value, ast.Name)
+        marks = {LOADS: (path.value.id, path.attr)}
+        statement = rewrite_ast.assign(name, path, expression)
+        made = self._only(name, [statement], scope, builder, set(), marks)
+        if new is not None:
+            scope.bindings.pop(new)
+        return made
+
+    def store(self, target: ast.Attribute, name: str, scope: Scope, builder: Builder) -> None:
+        """Put what a variable stands for into an attribute, as an operation of its own."""
+        owner = slots.slot(target, scope)
+        assert owner is not None
+        path, new = slots.based(target, owner, scope)
+        assert isinstance(path.value, ast.Name)
+        statement = ast.Assign([path], rewrite_ast.name(name, target))
+        statement = ast.fix_missing_locations(ast.copy_location(statement, target))
+        marks = {STORES: (path.value.id, path.attr, name)}
+        self.emit([statement], scope, builder, set(), attributes=marks)
+        if new is not None:
+            scope.bindings.pop(new)
 
     def renamed(self, static: Static, scope: Scope, builder: Builder) -> Any:
         """A live object as a value: it may be handed on where a state may not."""
@@ -168,12 +197,35 @@ class BlockMaker:
             scope.bindings.pop(each, None)
         return made
 
+    def listed(
+        self,
+        name: str,
+        items: Sequence[fx.Node],
+        like: ast.expr,
+        scope: Scope,
+        builder: Builder,
+    ) -> fx.Node:
+        """A new list of some values, made at the place of ``like``."""
+        names = [scope.fresh("item") for _ in items]
+        scope.bindings.update(zip(names, items, strict=True))
+        text = ast.List([rewrite_ast.name(n, like) for n in names], ast.Load())
+        made = self._only(name, [rewrite_ast.assign(name, text, like)], scope, builder, set())
+        for each in names:
+            scope.bindings.pop(each, None)
+        return made
+
     def _only(
-        self, name: str, statements: list[ast.stmt], scope: Scope, builder: Builder, more: set[str]
+        self,
+        name: str,
+        statements: list[ast.stmt],
+        scope: Scope,
+        builder: Builder,
+        more: set[str],
+        attributes: dict[str, Any] | None = None,
     ) -> fx.Node:
         """The result called ``name`` of statements, leaving a variable of that name as it is."""
         had, kept = name in scope.bindings, scope.bindings.get(name)
-        self.emit(statements, scope, builder, {name} | more)
+        self.emit(statements, scope, builder, {name} | more, attributes=attributes)
         made: fx.Node = scope.bindings.pop(name)
         if had:
             scope.bindings[name] = kept

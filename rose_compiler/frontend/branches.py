@@ -9,7 +9,7 @@ import torch
 import torch.fx as fx
 
 from rose_compiler.base.errors import fail
-from rose_compiler.frontend import liveness, rewrite_ast
+from rose_compiler.frontend import liveness, managers, rewrite_ast
 from rose_compiler.frontend.calls import CallLowering
 from rose_compiler.frontend.core import maybe_unbound
 from rose_compiler.frontend.modes import context_of, context_of_instance
@@ -143,6 +143,26 @@ class BranchLowering(CallLowering):
 
     def lower_with(self, node: ast.With, scope: Scope, builder: Builder, live: set[str]) -> None:
         """The body under torch's modes, or one block for any other context manager."""
+        if len(node.items) > 1 and any(
+            managers.manager_of(i.context_expr, scope) for i in node.items
+        ):
+            inner = ast.With(node.items[1:], node.body)
+            node = ast.With(node.items[:1], [ast.copy_location(inner, node)])
+            node = ast.copy_location(node, inner)
+        manager = managers.manager_of(node.items[0].context_expr, scope)
+        named = node.items[0].optional_vars
+        if manager is not None and (named is None or isinstance(named, ast.Name)):
+            self.refuse_rebinding(node, scope)
+            body = node.body
+            managers.lower(
+                self,
+                manager,
+                node.items[0],
+                lambda: self.statements(body, scope, builder, live),
+                scope,
+                builder,
+            )
+            return
         contexts: list[facts.Context] = []
         for item in node.items:
             context = self.known_context(item.context_expr, scope)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rose_compiler.frontend import components, liveness, loop_else, rewrite_ast, source
+from rose_compiler.frontend import components, liveness, loop_else, rewrite_ast, slots, source
 from rose_compiler.frontend.callee import Callees
 from rose_compiler.frontend.core import maybe_unbound
 from rose_compiler.frontend.evaluation import children, splits
@@ -73,6 +73,15 @@ class CallLowering(Callees):
                 )
                 setattr(made, field, items)
         return made, None
+
+    def lift_reads(self, expression: ast.expr, scope: Scope, builder: Builder) -> ast.expr:
+        """Take reads of attributes that the program assigns out of an expression, where they are
+        the first that it does; names stand in their place."""
+        names: dict[int, str] = {}
+        for part in slots.first_reads(expression, scope) if self.loops else ():
+            names[id(part)] = temp = scope.fresh(part.attr.lstrip("_"))
+            scope.bindings[temp] = self.blocks.value(part, scope, builder, temp)
+        return slots.replaced(expression, names) if names else expression
 
     def timeless(self, expression: ast.expr, scope: Scope) -> bool:
         """Whether evaluating an expression earlier or later gives the same, and never fails: a
@@ -216,6 +225,29 @@ class CallLowering(Callees):
         """Lower the callee's statements in place."""
         new = self.scope_of(inner)
         new.source = inner = self.prepared(inner, new)
+        new.bindings.update(self.arguments_of(call, inner, scope, builder))
+        body = rewrite_ast.single_exit(inner.node.body)
+        assert body is not None
+        outer_contexts, outer_chain = self.contexts, self.inline_chain
+        self.inline_chain = (*outer_chain, scope.source.where(call))
+        self.contexts = (*outer_contexts, *(c for c in inner.contexts if c.kind != "phase"))
+        self.inlining.append(inner.fn.__code__)
+        trained = self.trained
+        try:
+            made = self.inlined_body(body, new, builder, wanted)
+            # `sim.step(action)` of a class of the user's; `algorithm.step(batch)` trains
+            is_step = inner.fn.__name__ == "step" and inner.bound is not None and call.args
+            if is_step and self.trained == trained:
+                self.loops_do("steps")
+            return made
+        finally:
+            self.inlining.pop()
+            self.contexts, self.inline_chain = outer_contexts, outer_chain
+
+    def arguments_of(
+        self, call: ast.Call, inner: source.FunctionSource, scope: Scope, builder: Builder
+    ) -> dict[str, Any]:
+        """The bindings of a callee's parameters, evaluated here."""
         parameters = list(inspect.signature(inner.fn).parameters.values())
         given: dict[str, Any] = {}
         names = [p.name for p in parameters]
@@ -235,24 +267,7 @@ class CallLowering(Callees):
                     if is_scalar(default)
                     else self.session.root(f"{inner.node.name}_{parameter.name}", default)
                 )
-        new.bindings.update(given)
-        body = rewrite_ast.single_exit(inner.node.body)
-        assert body is not None
-        outer_contexts, outer_chain = self.contexts, self.inline_chain
-        self.inline_chain = (*outer_chain, scope.source.where(call))
-        self.contexts = (*outer_contexts, *(c for c in inner.contexts if c.kind != "phase"))
-        self.inlining.append(inner.fn.__code__)
-        trained = self.trained
-        try:
-            made = self.inlined_body(body, new, builder, wanted)
-            # `sim.step(action)` of a class of the user's; `algorithm.step(batch)` trains
-            is_step = inner.fn.__name__ == "step" and inner.bound is not None and call.args
-            if is_step and self.trained == trained:
-                self.loops_do("steps")
-            return made
-        finally:
-            self.inlining.pop()
-            self.contexts, self.inline_chain = outer_contexts, outer_chain
+        return given
 
     def inlined_body(
         self,
@@ -300,6 +315,8 @@ class CallLowering(Callees):
         replaced, binding = self.hoist_calls(expression, scope, builder, wanted)
         if binding is not None:
             return binding.value
+        if slots.slot(replaced, scope) is None:
+            replaced = self.lift_reads(replaced, scope, builder)
         return self.blocks.value(replaced, scope, builder, name)
 
 

@@ -173,6 +173,7 @@ class _Finder:
     def _enqueue(self, fn: Any, owner: type | None) -> None:
         if not isinstance(fn, types.FunctionType):
             return
+        self._enqueue(fn.__dict__.get("__wrapped__"), owner)  # of a library's decorator
         fn, _ = undecorated(fn)
         if (fn.__code__, owner) in self._seen:
             return

@@ -12,6 +12,7 @@ import torch.fx as fx
 
 from rose_compiler.base.errors import SourceLocation
 from rose_compiler.base.remarks import Blocker, RemarkLog
+from rose_compiler.frontend.module_modes import as_recorded, stays
 from rose_compiler.frontend.record import Record
 from rose_compiler.frontend.trace import Traced, trace
 from rose_compiler.ir import facts
@@ -86,7 +87,9 @@ def find_runs(graph: fx.Graph, record: Record, deps: Dependences) -> list[Run]:
 
     def fits(node: fx.Node) -> bool:
         # what a state holds is rebound while the loop runs, so a graph can't be handed it once
-        return traceable(node, record) and not any(
+        if not traceable(node, record) or not stays(node, deps):
+            return False
+        return not any(
             related(e.state, w) for e in deps.effects(node) for w in written if not e.write
         )
 
@@ -179,14 +182,15 @@ def _replace(program: Program, run: Run, record: Record, rewriter: Rewriter) -> 
                 examples[argument] = value
     names = names_of(inputs)
     lifted = dict(record.names.tensors)
-    traced = trace(
-        _function(run, inputs, states, outputs),
-        tuple(examples[n] for n in inputs),
-        lifted=lifted,
-        names=names,
-        contexts=facts.get(run.nodes[0]).context,
-        roots=tuple(states.values()),
-    )
+    with as_recorded(record.examples[run.nodes[0]].modes):
+        traced = trace(
+            _function(run, inputs, states, outputs),
+            tuple(examples[n] for n in inputs),
+            lifted=lifted,
+            names=names,
+            contexts=facts.get(run.nodes[0]).context,
+            roots=tuple(states.values()),
+        )
     if isinstance(traced, Blocker):
         return traced
     _install(program, run, inputs, outputs, traced, rewriter)

@@ -14,7 +14,7 @@ from rose_compiler.frontend.effects_val import Effects
 from rose_compiler.frontend.groups import Groups
 from rose_compiler.frontend.names import StateNames
 from rose_compiler.ir import facts
-from rose_compiler.ir.effects import EVERYTHING, parse_entry, related
+from rose_compiler.ir.effects import EVERYTHING, ITEMS, parse_entry, related
 from rose_compiler.ir.ops import LOOP
 from rose_compiler.ir.program import LoopView, Program, is_call, is_item, is_state, op_of
 from rose_compiler.ir.scope import Scope, nodes_in
@@ -25,30 +25,40 @@ _MAX_ROUNDS = 10
 def add_held(program: Program, found: dict[fx.Node, Effects], names: StateNames) -> None:
     """Add to operations the effects on what the states hold that they touch."""
     _share_what_is_kept(program, found, names)
+    _share_containers(program, found, names)
     scope = Scope(program)
     written_values = _written_values(found, scope)
     inside = {s for node, e in found.items() for s in states_of(node, e.inside, scope)}
+    deep = {s for node, e in found.items() for s in states_of(node, e.deep, scope)}
     holds: dict[str, dict[str, None]] = {}
     for node, effects in found.items():
         keeps: list[tuple[str, str]] = []
+        retains: dict[str, None] = {}
         for holders, values in effects.kept:
+            roots = [parse_entry(v).root for v in sorted(values)]
+            retains.update(dict.fromkeys(r for r in roots if _argument(node, r) is not None))
             for holder in holders:
                 root = parse_entry(holder).root
                 argument = _argument(node, root)
                 if argument is not None and not is_state(argument):
-                    roots = [parse_entry(v).root for v in sorted(values)]
                     keeps += [(root, r) for r in roots if _argument(node, r) is not None]
             for state in states_of(node, holders, scope):
                 held = holds.setdefault(state, {})
                 held.update(dict.fromkeys(states_of(node, values, scope)))
-                _join(node, values, state, written_values, inside, scope)
+                # what is put into a container is an item of it, and no other name for it
+                item = not effects.inside.isdisjoint(holders)
+                _join(node, values, state, written_values, deep if item else inside, scope)
         if keeps:
             op_of(node).attributes["keeps"] = tuple(dict.fromkeys(keeps))
+        if retains:
+            op_of(node).attributes["retains"] = tuple(retains)
+        if items := _only_items(node, effects):
+            op_of(node).attributes["items"] = items
     _close(holds)
     if not holds:
         return
     for node, effects in found.items():
-        changed = states_of(node, effects.inside, scope)
+        changed = states_of(node, effects.deep, scope)
         for state in states_of(node, effects.reads, scope):
             for other in _held_by(holds, state):
                 effects.reads.setdefault(f"@{other}")
@@ -56,6 +66,13 @@ def add_held(program: Program, found: dict[fx.Node, Effects], names: StateNames)
             for other in _held_by(holds, state):
                 effects.reads.setdefault(f"@{other}")
                 effects.writes.setdefault(f"@{other}")
+
+
+def _only_items(node: fx.Node, effects: Effects) -> tuple[str, ...]:
+    """Parameters that are containers which get or lose items: no item is changed."""
+    whole = {parse_entry(text).root for text in effects.deep}
+    found = (parse_entry(text).root for text in effects.inside if text not in effects.deep)
+    return tuple(sorted({r for r in found if r not in whole and _argument(node, r) is not None}))
 
 
 def _held_by(holds: dict[str, dict[str, None]], state: str) -> list[str]:
@@ -164,6 +181,55 @@ def _share_what_is_kept(program: Program, found: dict[fx.Node, Effects], names: 
             shared = {f"%{free_name(nodes[0].name, taken)}": None}
         for each in nodes:
             facts.put(each, alias=tuple(shared))
+
+
+def _share_containers(program: Program, found: dict[fx.Node, Effects], names: StateNames) -> None:
+    """Put one ``alias`` on values that may be the same container, or hold it, where it gets or
+    loses items: on which trips they are one need not have shown on the first."""
+    scope = Scope(program)
+    containers = names.containers()
+    groups: Groups[fx.Node | str] = Groups()
+    changed: set[fx.Node | str] = set()
+
+    def members(node: fx.Node, places: object) -> list[fx.Node | str]:
+        here: dict[fx.Node | str, None] = {}
+        for text in sorted(places):  # type: ignore[call-overload]
+            argument = _argument(node, parse_entry(text).root)
+            if argument is not None and not is_state(argument):
+                here.update(dict.fromkeys(o for o in scope.origins(argument) if _may_hold(o)))
+        here.update(dict.fromkeys(s for s in states_of(node, places, scope) if s in containers))
+        return list(here)
+
+    for node, effects in found.items():
+        changed.update(members(node, effects.inside))
+        outputs = op_of(node).attributes.get("outputs", ())
+        for k, name in enumerate(outputs):
+            held = members(node, effects.results.get(name, ()))
+            for target in result_nodes(node, k, len(outputs)) if held else ():
+                if _may_hold(target):
+                    groups.join_all([target, *held])
+    position = {node: number for number, node in enumerate(program.nodes())}
+    taken = {node.name for node in position}
+    taken |= {a[1:].partition(".")[0] for n in position for a in facts.get(n).alias}
+    for group in groups.all():
+        nodes = sorted((m for m in group if isinstance(m, fx.Node)), key=lambda n: position[n])
+        if not nodes or changed.isdisjoint(group):
+            continue
+        shared = dict.fromkeys(a for n in nodes for a in facts.get(n).alias)
+        states = [m for m in group if isinstance(m, str)]
+        if states:  # it has a name already
+            shared = dict.fromkeys([a for a in shared if not a.endswith(f".{ITEMS}")])
+            shared.update(dict.fromkeys(states))
+        else:
+            shared[f"%{free_name(nodes[0].name, taken)}.{ITEMS}"] = None
+        for each in nodes:
+            facts.put(each, alias=tuple(shared))
+
+
+def _may_hold(node: fx.Node) -> bool:
+    """Whether a value may be a container, or hold one."""
+    spec = facts.get(node).spec
+    return spec is None or spec.kind in ("object", "dict", "tuple")
 
 
 def share_statically(node: fx.Node, effects: Effects, program: Program) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rose_compiler.base.regions import Region
 from rose_compiler.frontend.known_base import (
     PURE,
     Answer,
@@ -286,6 +287,8 @@ def _register_modules() -> None:
         register_callable(getattr(os.path, name), KnownEffects(reads=("host",)))
     for name in ("makedirs", "mkdir", "remove"):
         register_callable(getattr(os, name), replace(HOST_WRITE, kind=""))
+    # where it stands tells what is done if something raises: nothing passes it that may
+    register_methods(Region, ("open", "close"), replace(HOST_WRITE, kind="", may_raise=False))
     levels = "debug info warning error exception critical log".split()
     for name in levels:
         register_callable(getattr(logging, name), HOST_WRITE)

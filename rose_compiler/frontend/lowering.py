@@ -11,7 +11,8 @@ from typing import Any
 import torch.fx as fx
 
 from rose_compiler.base.errors import fail
-from rose_compiler.frontend import components, liveness, rewrite_ast
+from rose_compiler.frontend import components, liveness, rewrite_ast, slots
+from rose_compiler.frontend.calls import Bound
 from rose_compiler.frontend.core import maybe_unbound, names_of_tuple
 from rose_compiler.frontend.loops import LoopLowering
 from rose_compiler.frontend.scope import Missing, Scope, Static
@@ -74,6 +75,8 @@ class Lowering(LoopLowering):
         self.refuse_rebinding(node, scope)
         if isinstance(node, ast.AnnAssign) and node.value is None:
             return
+        if isinstance(node, ast.Assign) and self.put_away(node, scope, builder, live):
+            return
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and self.bind_directly(node, scope):
             return
         if isinstance(node, ast.Assign) and self.bind_parallel(node, scope, builder):
@@ -91,6 +94,8 @@ class Lowering(LoopLowering):
             self.lower_component(value, scope, builder, node, live)
             return
         replaced, binding = self.hoist_calls(value, scope, builder, wanted)
+        if binding is None:
+            replaced, binding = self._lifted(replaced, scope, builder)
         if isinstance(node, ast.Expr):
             if binding is None and not isinstance(replaced, ast.Name):
                 made: ast.stmt = ast.copy_location(ast.Expr(replaced), node)
@@ -106,6 +111,33 @@ class Lowering(LoopLowering):
             node = copy.copy(node)
             node.value = replaced  # type: ignore[attr-defined]
         self.blocks.emit([node], scope, builder, live)
+
+    def _lifted(
+        self, expression: ast.expr, scope: Scope, builder: Builder
+    ) -> tuple[ast.expr, Bound | None]:
+        """An expression without the attributes it reads first; its binding if it is one."""
+        made = self.lift_reads(expression, scope, builder)
+        if made is expression or not isinstance(made, ast.Name):
+            return made, None
+        return made, Bound(scope.bindings[made.id])
+
+    def put_away(self, node: ast.Assign, scope: Scope, builder: Builder, live: set[str]) -> bool:
+        """Assign attributes inside a loop: the values first, then each put in its place."""
+        found = slots.spelled_targets(node.targets, scope) if self.loops else None
+        if found is None:
+            return False
+        targets, stores = found
+        direct = isinstance(node.value, ast.Name) and len(stores) == len(targets) == 1
+        if direct and self.timeless(node.value, scope) and isinstance(targets[0], ast.Name):
+            self.blocks.store(stores[0][0], node.value.id, scope, builder)  # type: ignore[attr-defined]
+            return True
+        made = copy.copy(node)
+        made.targets = targets
+        self.simple(made, scope, builder, live | {name for _, name in stores})
+        for target, name in stores:
+            self.blocks.store(target, name, scope, builder)
+            scope.bindings.pop(name, None)
+        return True
 
     def surely_bound(self, target: ast.expr, scope: Scope) -> bool:
         """Whether a target is a variable that has a value."""
@@ -146,11 +178,16 @@ class Lowering(LoopLowering):
                     scope.bindings[each] = value
             return True
         if isinstance(binding, fx.Node) and is_call(binding) and op_of(binding).kind == "step":
-            flat = [names_of_tuple(t) or [] for t in targets]
-            if all(len(names) == STEP_RESULTS for names in flat):
-                for names in flat:
-                    for position, each in enumerate(names):
-                        scope.bindings[each] = builder.item(binding, position, name=each)
+            flat = [_spread(t, STEP_RESULTS) for t in targets]
+            if all(flat):
+                for name, part in (pair for pairs in flat for pair in pairs or ()):
+                    if isinstance(part, int):
+                        scope.bindings[name] = builder.item(binding, part, name=name)
+                    else:
+                        items = [builder.item(binding, k) for k in part]
+                        scope.bindings[name] = self.blocks.listed(
+                            name, items, targets[0], scope, builder
+                        )
                 return True
         if maybe_unbound(binding) or not all(isinstance(t, ast.Name) for t in targets):
             return False
@@ -225,6 +262,27 @@ class Lowering(LoopLowering):
         for each in names:
             scope.bindings[each] = UNBOUND
         return True
+
+
+def _spread(target: ast.expr, count: int) -> list[tuple[str, int | range]] | None:
+    """The variables that a flat tuple of targets binds when it takes ``count`` items apart, each
+    with the position of its item, or those of the items in its list."""
+    if not isinstance(target, (ast.Tuple, ast.List)):
+        return None
+    found: list[tuple[str, int | range]] = []
+    behind = 0
+    for number, each in enumerate(target.elts):
+        if isinstance(each, ast.Starred) and isinstance(each.value, ast.Name):
+            left = count - len(target.elts) + 1
+            found.append((each.value.id, range(number, number + left)))
+            behind = left - 1
+        elif isinstance(each, ast.Name):
+            found.append((each.id, number + behind))
+        else:
+            return None
+    starred = any(isinstance(part, range) for _, part in found)
+    fits = len(found) <= count + 1 if starred else len(found) == count
+    return found if fits else None
 
 
 def _targets(node: ast.stmt) -> tuple[str, ...]:

@@ -15,9 +15,10 @@ from rose_compiler.frontend.components import is_component
 from rose_compiler.frontend.effects_val import IMMUTABLE
 from rose_compiler.frontend.groups import Groups
 from rose_compiler.frontend.known import graph_leaves
+from rose_compiler.frontend.module_modes import Flag, flags
 from rose_compiler.frontend.names import StateNames, array_range, tensor_range
 from rose_compiler.ir import facts
-from rose_compiler.ir.effects import OUTSIDE
+from rose_compiler.ir.effects import ITEMS, OUTSIDE
 from rose_compiler.ir.facts import Spec
 from rose_compiler.ir.interp import Hooks
 from rose_compiler.ir.ops import UNBOUND
@@ -30,12 +31,13 @@ _GRAPH_NODES = 2000  # of one autograd graph that are searched for saved tensors
 
 @dataclass
 class Example:
-    """The arguments of a node's first execution, values cloned, with torch's generator state
-    before it."""
+    """The arguments of a node's first execution, values cloned, with torch's generator state and
+    the modes of modules before it."""
 
     args: tuple[Any, ...]
     types: tuple[type | None, ...]
     rng: torch.Tensor | None = None
+    modes: tuple[Flag, ...] = ()
 
 
 @dataclass
@@ -94,8 +96,10 @@ class Recorder(Hooks):
 
     def __init__(self, program: Program) -> None:
         self.record = Record(StateNames(program.objects))
-        self._values: dict[fx.Node, tuple[int, ...]] = {}
         self._made = 0
+        self._modules = list(
+            dict.fromkeys(m for top in self.record.names.modules.values() for m in top.modules())
+        )
 
     def before(self, node: fx.Node, args: tuple[Any, ...]) -> None:
         if not is_call(node) or (op := op_of(node)).kind == "builtin":
@@ -112,7 +116,7 @@ class Recorder(Hooks):
         states = [isinstance(a, fx.Node) and is_state(a) for a in node.args]
         kept = tuple(a if state else clone(a) for a, state in zip(args, states, strict=True))
         rng = torch.get_rng_state() if not torch.is_grad_enabled() else None
-        self.record.examples[node] = Example(kept, types, rng)
+        self.record.examples[node] = Example(kept, types, rng, flags(self._modules))
 
     def after(self, node: fx.Node, args: tuple[Any, ...], result: Any) -> None:
         if is_call(node) and op_of(node).kind != "builtin" and graph_nodes_made() > self._made:
@@ -278,17 +282,23 @@ def find_aliases(program: Program, record: Record) -> None:
     another value of the program.
 
     Memory that values share and that no root leads to has a name of its own: ``%name`` where every
-    trip makes it anew, ``outside.name`` where one trip gave what an earlier one had given.
+    trip makes it anew, ``outside.name`` where one trip gave what an earlier one had given. A list,
+    dict, set or deque that no root leads to has one more, ``%name.items``: which items it holds,
+    told from their memory.
     """
     ranges: list[tuple[int, int, fx.Node]] = []
     objects: dict[int, list[fx.Node]] = {}
+    holders: dict[int, list[fx.Node]] = {}
     for node, results in record.results.items():
         if is_state(node):
             continue
         states: dict[str, None] = dict.fromkeys(facts.get(node).alias)
         for result in results:
+            own = set(_local_containers(result, record.names))
             for where in memory_of(result):
-                if isinstance(where, int):
+                if isinstance(where, int) and where in own:
+                    holders.setdefault(where, []).append(node)
+                elif isinstance(where, int):
                     objects.setdefault(where, []).append(node)
                     name = record.names.names.get(where)
                     if name is not None:
@@ -325,6 +335,46 @@ def find_aliases(program: Program, record: Record) -> None:
             shared = {f"{OUTSIDE}.{name}_{n}" if lasting else f"%{name}_{n}": None}
         for node in members:
             facts.put(node, alias=tuple(shared))
+    _name_items(holders, position, taken, record)
+
+
+def _local_containers(value: Any, names: StateNames, depth: int = 0) -> Iterator[int]:
+    """The containers in a value that no root leads to, as :func:`memory_of` looks into it."""
+    if isinstance(value, _CONTAINERS) and id(value) not in names.names:
+        yield id(value)
+    if isinstance(value, dict):
+        inner: Any = value.values()
+    else:
+        inner = value if isinstance(value, (list, tuple, collections.deque)) else ()
+    for each in list(inner)[:64] if depth < 2 else ():
+        yield from _local_containers(each, names, depth + 1)
+
+
+def _name_items(
+    holders: dict[int, list[fx.Node]],
+    position: dict[fx.Node, int],
+    taken: set[str],
+    record: Record,
+) -> None:
+    """Give containers, and what holds them, a name for which items they hold."""
+    groups: Groups[fx.Node] = Groups()
+    for nodes in holders.values():
+        groups.join_all(nodes)
+    together: dict[fx.Node, dict[fx.Node, None]] = {}
+    for node in (n for nodes in holders.values() for n in nodes):
+        together.setdefault(groups.root(node), {})[node] = None
+    for group in together.values():
+        members = sorted(group, key=lambda n: position.get(n, 0))
+        if len(members) == 1 and not facts.get(members[0]).alias:
+            continue  # it has a name of its own
+        name, n = members[0].name, 1
+        while f"{name}_{n}" in taken:
+            n += 1
+        taken.add(f"{name}_{n}")
+        lasting = any(_same_again(record.results[m]) for m in members)
+        own = f"{OUTSIDE}.{name}_{n}" if lasting else f"%{name}_{n}"
+        for node in members:
+            facts.put(node, alias=(*facts.get(node).alias, f"{own}.{ITEMS}"))
 
 
 def _same_again(results: list[Any]) -> bool:

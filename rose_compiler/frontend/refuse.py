@@ -59,14 +59,27 @@ def check(source: FunctionSource, resolve: Resolve, is_component: Resolve) -> No
 class _Checker(ast.NodeVisitor):
     def __init__(self, source: FunctionSource, resolve: Resolve, is_component: Resolve) -> None:
         self.source = source
-        self.resolve = resolve
+        self._resolve = resolve
         self.is_component = is_component
+        self.imported = _imported(source.node)
         self.loops: list[ast.For | ast.While] = []
         self.timed = self._timed_names()
 
     def run(self) -> None:
         for statement in self.source.node.body:
             self.visit(statement)
+
+    def resolve(self, expression: ast.expr) -> Any:
+        """The live object behind an expression, or ``None``; what the function imports included."""
+        if isinstance(expression, ast.Name) and expression.id in self.imported:
+            return self.imported[expression.id]
+        if isinstance(expression, ast.Attribute):
+            owner = expression.value
+            while isinstance(owner, ast.Attribute):
+                owner = owner.value
+            if isinstance(owner, ast.Name) and owner.id in self.imported:
+                return getattr(self.resolve(expression.value), expression.attr, None)
+        return self._resolve(expression)
 
     def refuse(self, code: str, what: str, node: ast.AST) -> None:
         raise fail(code, what, where=self.source.where(node))
@@ -195,6 +208,21 @@ class _Checker(ast.NodeVisitor):
                 if any(self._is_clock(p) for p in ast.walk(value)) or liveness.reads(value) & timed:
                     timed |= _plain_targets(part)
         return timed
+
+
+def _imported(function: ast.FunctionDef) -> dict[str, Any]:
+    """What names that a function imports stand for, of what is loaded already."""
+    found: dict[str, Any] = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                full = alias.name if alias.asname else alias.name.split(".")[0]
+                found[alias.asname or full] = sys.modules.get(full)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            module = sys.modules.get(node.module or "")
+            for alias in node.names:
+                found[alias.asname or alias.name] = getattr(module, alias.name, None)
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _plain_targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr) -> set[str]:

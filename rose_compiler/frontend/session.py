@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rose_compiler.base.errors import SourceLocation
+from rose_compiler.base.regions import Region
 from rose_compiler.frontend.changes import Changes
 from rose_compiler.frontend.names import StateNames
 
@@ -41,6 +42,7 @@ class Session:
     # what loops of the function do, by their lines: "steps" a simulator, "trains"
     loops: dict[SourceLocation, set[str]] = field(default_factory=dict)
     trains: bool = False  # anywhere
+    regions: list[Region] = field(default_factory=list)  # of `with` statements seen through
     _root_of: dict[int, str] = field(default_factory=dict)
 
     def arguments(self, values: dict[str, Any]) -> None:

@@ -21,6 +21,8 @@ RNG_PYTHON = "rng:python"
 GLOBAL_STATES = (HOST, RNG_TORCH, RNG_NUMPY, RNG_PYTHON)
 #: Root of the names of memory that values share on several trips and that no root leads to.
 OUTSIDE = "outside"
+#: Below the name of a container of the program's: which items it holds, told from their memory.
+ITEMS = "items"
 
 _ENTRY = re.compile(
     r"^(?P<root>@?[A-Za-z_][A-Za-z_0-9]*|rng:[A-Za-z_]+|\*)(?P<path>(?:\.[A-Za-z_0-9]+)*)(?:\[(?P<index>.*)\])?$"

@@ -25,6 +25,10 @@ from rose_compiler.ir import noise
 KINDS = ("block", "graph", "loss", "component", "step", "builtin")
 
 
+#: In the attributes of an operation that does nothing but read, or assign, one attribute.
+LOADS, STORES = "loads", "stores"
+
+
 @dataclass(frozen=True)
 class Signature:
     """What an operation is allowed to do.
@@ -72,6 +76,11 @@ class Op:
     * ``"keeps"``: pairs ``(container, value)`` of parameters where the container goes on holding a
       reference to the value, so that who touches the container may read it;
     * ``"fused"``: the names of the captured operations that a loss stands for;
+    * ``"retains"``: parameters whose values something goes on holding a reference to;
+    * ``"items"``: parameters that are containers which get or lose items: what is written of them
+      is which items they hold, not the memory of any;
+    * ``"loads"``, ``"stores"``: ``(owner, attribute)`` and ``(owner, attribute, value)`` of an
+      operation that does nothing but read, or assign, one attribute of an object;
     * ``"part_of"``: ``(operation, positions)`` of a part that a pass cut out of a captured
       operation: which of its results each result of the part is, ``None`` for a value inside.
     """

@@ -20,7 +20,17 @@ from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import separable_math, separable_nn, separable_shapes
 from rose_compiler.ir.functions import name_of
 from rose_compiler.ir.program import output_node, placeholders
-from rose_compiler.ir.separable_base import ALL, Axis, Call, Coupled, Rows, Rule, name_of_call
+from rose_compiler.ir.separable_base import (
+    ALL,
+    Axis,
+    Call,
+    Coupled,
+    Rows,
+    Rule,
+    is_array,
+    name_of_call,
+    shape_of,
+)
 from rose_compiler.ir.slice import draws_random, writes_in_place
 
 RULES: dict[str, Rule] = {
@@ -28,6 +38,9 @@ RULES: dict[str, Rule] = {
     **separable_nn.RULES,
     **separable_shapes.RULES,
 }
+
+#: Functions that make a tensor of an array, or of a tensor, row by row.
+_FROM_ARRAYS = frozenset(("as_tensor", "asarray", "from_numpy", "tensor"))
 
 
 def separable(gm: fx.GraphModule, batched: Mapping[str, int]) -> dict[str, int] | Blocker:
@@ -111,6 +124,10 @@ def _axis(node: fx.Node, rows: Rows) -> Axis:
     rule = RULES.get(name) or (
         separable_math.pointwise if separable_math.is_pointwise(name) else None
     )
+    if name in _FROM_ARRAYS:
+        rule = _from_array
+    elif any(is_array(n) for n in call.batched):
+        raise Coupled("not-proven-separable", f"`{node.name}` is given numpy arrays")
     if rule is None:
         raise Coupled(
             "not-proven-separable", f"no rule says that `{name}` keeps the rows of a batch apart"
@@ -126,6 +143,15 @@ def _axis(node: fx.Node, rows: Rows) -> Axis:
         raise Coupled(
             "not-proven-separable", f"`{node.name}` is called in a way that its rule does not know"
         ) from None
+
+
+def _from_array(call: Call) -> Axis:
+    """A tensor of the same rows."""
+    call.only(call.args[0])
+    axis = call.row_axis(call.args[0])
+    if call.shape != shape_of(call.args[0]):
+        call.refuse("not-proven-separable", "the tensor has another shape than the array")
+    return axis
 
 
 def _is_known(node: fx.Node) -> bool:

@@ -59,9 +59,9 @@ class Rows:
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:
-    """The recorded shape of a tensor."""
+    """The recorded shape of a tensor or array."""
     spec = facts.get(node).spec
-    if spec is None or spec.kind != "tensor":
+    if spec is None or spec.kind not in ("tensor", "array"):
         raise Coupled("not-proven-separable", f"the shape of `{node.name}` is not known")
     return spec.shape
 
@@ -72,6 +72,12 @@ def is_tensor(value: Any) -> bool:
         return False
     spec = facts.get(value).spec
     return spec is None or spec.kind == "tensor"
+
+
+def is_array(node: fx.Node) -> bool:
+    """Whether a value is a numpy array."""
+    spec = facts.get(node).spec
+    return spec is not None and spec.kind == "array"
 
 
 @dataclass

@@ -9,7 +9,15 @@ import sympy
 import torch.fx as fx
 
 from rose_compiler.ir import facts, program, sym
-from rose_compiler.ir.effects import EVERYTHING, Effect, Entry, Region, parse_entry, related
+from rose_compiler.ir.effects import (
+    EVERYTHING,
+    ITEMS,
+    Effect,
+    Entry,
+    Region,
+    parse_entry,
+    related,
+)
 from rose_compiler.ir.ops import BRANCH, LOOP, SHARD, STATE
 from rose_compiler.ir.program import BranchView, LoopView, Program, Value, is_call, is_item
 from rose_compiler.ir.scope import OUTPUTS, Iteration, Scope, nodes_in, root_of
@@ -103,14 +111,19 @@ class Summary(Scope):
                 entry = parse_entry(text)
                 if entry.index is not None and not indices:
                     indices = {name: self.linear(value) for name, value in args.items()}
-                for state, region in self._targets(entry, args, indices):
+                shallow = write and entry.root in op.attributes.get("items", ())
+                for state, region in self._targets(entry, args, indices, shallow):
                     yield Effect(write, state, region)
                     yield from self._held(state)
         if op.kind == "step":
             yield from self._outputs(node, args)
 
     def _targets(
-        self, entry: Entry, args: dict[str, Value], indices: dict[str, sym.Linear | None]
+        self,
+        entry: Entry,
+        args: dict[str, Value],
+        indices: dict[str, sym.Linear | None],
+        shallow: bool,
     ) -> Iterator[tuple[str, Region | None]]:
         below = f".{entry.path}" if entry.path else ""
         region = self._region(entry, indices)
@@ -121,7 +134,7 @@ class Summary(Scope):
             yield entry.root + below, region
             return
         for node in nodes_in(args[entry.root]):
-            aliases = self.aliases(node)
+            aliases = self._items_of(node) if shallow else self.aliases(node)
             if state := self.state(node):
                 yield state + below, region
             elif aliases:
@@ -134,6 +147,17 @@ class Summary(Scope):
                 same = definers == (self.resolve(node),)
                 for definer in definers:
                     yield f"%{definer.name}{below}", region if same else None
+
+    def _items_of(self, node: fx.Node) -> tuple[str, ...]:
+        """The names of a container for which items it holds, where it has such names whatever it
+        may be; else all that it may share memory with."""
+        aliases = self.aliases(node)
+        for origin in self.origins(node):
+            known = facts.get(origin).alias
+            if known and not any(a.endswith(f".{ITEMS}") for a in known):
+                return aliases
+        own = tuple(a for a in aliases if a.endswith(f".{ITEMS}"))
+        return own or aliases
 
     def _held(self, state: str) -> Iterator[Effect]:
         """Who touches a container may read all that it keeps."""

@@ -9,9 +9,9 @@ import torch.fx as fx
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import facts
 from rose_compiler.ir.deps import Dependences, Edge, place, title
-from rose_compiler.ir.effects import related
-from rose_compiler.ir.ops import SNAPSHOT
-from rose_compiler.ir.program import LoopView, is_state, op_of
+from rose_compiler.ir.effects import parse_entry, related
+from rose_compiler.ir.ops import SNAPSHOT, STORES
+from rose_compiler.ir.program import LoopView, is_call, is_state, op_of
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.ir.scope import OUTPUTS
 from rose_compiler.ir.summary import Summary
@@ -45,6 +45,8 @@ def why_not_copied(loop: LoopView, steps: Sequence[fx.Node], deps: Dependences) 
         if node.op != "call_function" or node in steps:
             continue
         where = tuple(w for w in (place(node),) if w)
+        if kept := _kept_or_reached(node, scope, lent):
+            return Blocker("borrowed-buffer", f"{title(node)} {kept}", where=where)
         for effect in deps.effects(node):
             if effect.write and any(related(effect.state, s) for s in lent):
                 return Blocker(
@@ -66,6 +68,25 @@ def why_not_copied(loop: LoopView, steps: Sequence[fx.Node], deps: Dependences) 
             "borrowed-buffer", f"{loop.label} keeps what a step handed out for more than one trip"
         )
     return None
+
+
+def _kept_or_reached(node: fx.Node, scope: Summary, lent: set[str]) -> str:
+    """What an operation does by way of an object that goes on holding a buffer; empty if nothing:
+    a copy in the buffer's place would not change when the simulator writes it."""
+    if not is_call(node):
+        return ""
+    op = op_of(node)
+    args = dict(zip(op.signature.params, node.args, strict=False))
+    for param in op.attributes.get("retains", ()):
+        value = args.get(param)
+        single = STORES in op.attributes
+        if isinstance(value, fx.Node) and not single and _lies_in(scope, value, lent):
+            return f"puts what lies in {min(lent)} where it stays"
+    for text in op.signature.reads or ():
+        state = parse_entry(text).absolute
+        if state is not None and any(related(state, s) for s in lent):
+            return f"reads {state} by way of an object that holds it"
+    return ""
 
 
 def lent_states(scope: Summary, steps: Sequence[fx.Node]) -> set[str]:

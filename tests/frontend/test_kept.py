@@ -12,6 +12,8 @@ import torch
 
 from rose_compiler.frontend.capture import capture
 from rose_compiler.ir import interp
+from rose_compiler.ir.deps import Dependences, why
+from rose_compiler.ir.program import is_call, op_of
 from rose_compiler.testing.capturing import difference, first_trip, shuffle, values_of
 
 ORDERS = 12
@@ -101,7 +103,72 @@ def iterated(x, box):
     return out
 
 
+def counted(x, box):
+    kept = []
+    out = x * 0
+    for i in range(6):
+        y = x + i
+        kept.append(y)
+        n = len(kept)
+        out = out + y * n
+        if i == 4:
+            kept.clear()
+    kept.append(out)
+    return torch.stack(kept)
+
+
+def under_two_names(x, box):
+    kept = []
+    out = x * 0
+    for i in range(6):
+        some = kept if i > 3 else [x]
+        some.append(x + i)
+        out = out + len(kept)
+    return out, kept
+
+
+def a_list_in_a_tuple(x, box):
+    kept = []
+    both = (x, kept)
+    out = x * 0
+    for i in range(6):
+        kept.append(x + i)
+        out = out + len(both[1])
+        both[1].append(out)
+    return torch.stack(kept)
+
+
+def put_in_and_changed(x, box):
+    out = x * 0
+    for i in range(6):
+        y = x + i
+        box.items.append(y)
+        y.mul_(2)
+        out = out + box.items[-1]
+        y.mul_(3)
+        out = out + torch.stack(box.items).sum()
+        x = x + 1
+    return out
+
+
+def a_list_below_a_root_under_two_names(x, box):
+    out = x * 0
+    for i in range(6):
+        items = box.items
+        items.append(x + i)
+        out = out + len(box.items)
+        box.items.append(out)
+        out = out + items[-1]
+        x = x + 1
+    return out
+
+
 PROGRAMS = [
+    counted,
+    under_two_names,
+    a_list_in_a_tuple,
+    put_in_and_changed,
+    a_list_below_a_root_under_two_names,
     taken_out_late,
     held_by_an_attribute,
     held_by_a_set,
@@ -133,3 +200,25 @@ def test_a_container_says_what_it_keeps():
     operations = program.ops.by_name.values()
     keeps = [op.attributes["keeps"] for op in operations if op.attributes.get("keeps")]
     assert keeps == [(("kept", "y"),)]
+
+
+def gathered(x, box):
+    kept = []
+    out = x * 0
+    for i in range(4):
+        y = x + i
+        kept.append(y)
+        box.items.append(y)
+        out = out + y
+    return out, torch.stack(kept)
+
+
+def test_an_append_changes_no_item():
+    program = first_trip(gathered, torch.arange(3.0), Box()).captured.program
+    deps = Dependences(program)
+    calls = {op_of(n).source[0]: n for n in program.nodes() if is_call(n) and op_of(n).source}
+    summed, stacked = calls["out = out + y"], next(c for s, c in calls.items() if "stack" in s)
+    for append in (calls["kept.append(y)"], calls["box.items.append(y)"]):
+        assert why(deps, append, summed) is None
+        assert why(deps, append, append, distance=1) is not None
+    assert why(deps, calls["kept.append(y)"], stacked) is not None

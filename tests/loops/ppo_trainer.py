@@ -149,4 +149,6 @@ def run(compile: Any, vectorize: Any) -> Any:
     return trainer, results
 
 
-SCRIPTS = [Script("PPO, methods of a trainer", run, sharded=True, applied=("late",))]
+SCRIPTS = [
+    Script("PPO, methods of a trainer", run, sharded=True, applied=("split", "tile_batch", "late"))
+]
