@@ -6,6 +6,7 @@ the program asks for it where an exception leaves it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -31,7 +32,7 @@ class Region:
     def pending(self) -> list[tuple[int, Callable[[], Any]]]:
         """What bodies that an exception left have still to do, with their order; asked once."""
         found, self._open = self._open, []
-        return [(number, lambda values=values: self._last(*values)) for number, values in found]
+        return [(number, functools.partial(self._last, *values)) for number, values in found]
 
 
 def unwind(regions: Iterable[Region]) -> None:

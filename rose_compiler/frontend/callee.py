@@ -17,6 +17,13 @@ from rose_compiler.frontend.modes import undecorated
 from rose_compiler.frontend.scope import Scope, Static
 
 MAX_DEPTH = 8
+#: Objects whose ``step`` advances no simulator; that of the first two trains.
+TRAINERS = (
+    torch.optim.Optimizer,
+    torch.amp.GradScaler,
+    torch.optim.lr_scheduler.LRScheduler,
+    torch.optim.lr_scheduler.ReduceLROnPlateau,
+)
 
 
 class Callees(Core):
@@ -69,10 +76,9 @@ class Callees(Core):
         if not isinstance(call.func, ast.Attribute):
             return False
         owner = scope.static(call.func.value)
-        kinds = (torch.optim.Optimizer, torch.amp.GradScaler)
         return (
             owner is not None
-            and isinstance(owner.value, kinds)
+            and isinstance(owner.value, TRAINERS[:2])
             and call.func.attr in ("step", "zero_grad")
         )
 
@@ -123,22 +129,35 @@ class Callees(Core):
         return known
 
     def structural(
-        self, statements: Sequence[ast.stmt], scope: Scope, seen: set[Any] | None = None
+        self,
+        statements: Sequence[ast.stmt],
+        scope: Scope,
+        seen: set[Any] | None = None,
+        *,
+        steps: bool = False,
     ) -> bool:
         """Whether statements hold a call that the schedule cares about: a simulator's step, an
-        optimizer's step or a ``backward``, also inside functions that can be entered."""
+        optimizer's step or a ``backward``, also inside functions that can be entered. With
+        ``steps`` only a simulator's step counts, or what may be one."""
         seen = set() if seen is None else seen
         for statement in statements:
             for part in ast.walk(statement):
                 if not isinstance(part, ast.Call):
                     continue
-                if isinstance(part.func, ast.Attribute) and part.func.attr == "backward":
-                    return True
+                if isinstance(part.func, ast.Attribute):
+                    if part.func.attr == "backward" and not steps:
+                        return True
+                    owner = scope.static(part.func.value) if steps else None
+                    trains = owner is not None and isinstance(owner.value, TRAINERS)
+                    if part.func.attr == "step" and steps and not trains:
+                        return True
                 target = scope.static(part.func)
                 if target is None:
                     continue
                 value = target.value
                 if self.trains(part, scope):
+                    if steps:
+                        continue
                     return True
                 if (
                     components.simulator_of_step(value) is not None
@@ -161,7 +180,7 @@ class Callees(Core):
                     known = scope.static(argument)
                     if known is not None:
                         inner_scope.bindings[name] = known
-                if self.structural(inner.node.body, inner_scope, seen):
+                if self.structural(inner.node.body, inner_scope, seen, steps=steps):
                     return True
         return False
 

@@ -70,6 +70,8 @@ def capture(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
     values = [name for name, v in bound.arguments.items() if _is_value(v, rebound.get(name))]
     for name in values:
         scope.bindings[name] = lowering.root.placeholder(name, "value")
+        if type(bound.arguments[name]) is int and name not in rebound:
+            session.integers.add(scope.bindings[name].name)
     objects = {
         name: value
         for name, value in bound.arguments.items()

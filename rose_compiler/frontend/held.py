@@ -184,8 +184,8 @@ def _share_what_is_kept(program: Program, found: dict[fx.Node, Effects], names: 
 
 
 def _share_containers(program: Program, found: dict[fx.Node, Effects], names: StateNames) -> None:
-    """Put one ``alias`` on values that may be the same container, or hold it, where it gets or
-    loses items: on which trips they are one need not have shown on the first."""
+    """Put one ``alias`` on values that may be the same container where it gets or loses items: on
+    which trips they are one need not have shown on the first. A tuple only holds what is put in."""
     scope = Scope(program)
     containers = names.containers()
     groups: Groups[fx.Node | str] = Groups()
@@ -198,16 +198,27 @@ def _share_containers(program: Program, found: dict[fx.Node, Effects], names: St
             if argument is not None and not is_state(argument):
                 here.update(dict.fromkeys(o for o in scope.origins(argument) if _may_hold(o)))
         here.update(dict.fromkeys(s for s in states_of(node, places, scope) if s in containers))
-        return list(here)
+        return list(dict.fromkeys(m for each in here for m in tuples.get(each, (each,))))
 
+    tuples: dict[fx.Node | str, list[fx.Node | str]] = {}
     for node, effects in found.items():
         changed.update(members(node, effects.inside))
+        for holders, values in effects.kept:
+            kept = members(node, values)
+            groups.join_all([*members(node, holders), *kept] if kept else [])
         outputs = op_of(node).attributes.get("outputs", ())
         for k, name in enumerate(outputs):
             held = members(node, effects.results.get(name, ()))
             for target in result_nodes(node, k, len(outputs)) if held else ():
-                if _may_hold(target):
+                spec = facts.get(target).spec
+                if spec is not None and spec.kind == "tuple":
+                    tuples[target] = held
+                elif _may_hold(target):
                     groups.join_all([target, *held])
+    for loop in program.loops() if tuples else ():
+        for source in nodes_in(loop.bounds):
+            held = [m for o in scope.origins(source) for m in tuples.get(o, ())]
+            groups.join_all([loop.index, *held])
     position = {node: number for number, node in enumerate(program.nodes())}
     taken = {node.name for node in position}
     taken |= {a[1:].partition(".")[0] for n in position for a in facts.get(n).alias}
@@ -224,6 +235,10 @@ def _share_containers(program: Program, found: dict[fx.Node, Effects], names: St
             shared[f"%{free_name(nodes[0].name, taken)}.{ITEMS}"] = None
         for each in nodes:
             facts.put(each, alias=tuple(shared))
+    for holder, held in tuples.items():
+        assert isinstance(holder, fx.Node)
+        more = (a for m in held for a in ([m] if isinstance(m, str) else facts.get(m).alias))
+        facts.put(holder, alias=tuple(dict.fromkeys([*facts.get(holder).alias, *more])))
 
 
 def _may_hold(node: fx.Node) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import collections
+import copy
 import inspect
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.fx as fx
 
 from rose_compiler.frontend import components, liveness, rewrite_ast, source
 from rose_compiler.frontend.branches import BranchLowering
@@ -49,6 +51,8 @@ class LoopLowering(BranchLowering):
     ) -> None:
         """One ``for`` or ``while`` statement."""
         self.refuse_rebinding(node, scope)
+        if isinstance(node, ast.While):
+            node = self.counted(node, scope) or node
         bounds = self.range_bounds(node.iter, scope) if isinstance(node, ast.For) else None
         if bounds is None and not self.structural([node], scope):
             self.blocks.emit([node], scope, builder, live)
@@ -62,6 +66,68 @@ class LoopLowering(BranchLowering):
             self.blocks.emit([node], scope, builder, live)
             return
         self.structured_loop(node, bounds, scope, builder, live)
+
+    def counted(self, node: ast.While, scope: Scope) -> ast.For | None:
+        """``while n < limit: ...; n += 1`` as a loop over a range, if nothing else sets ``n`` and
+        every trip gets to its end; ``n`` goes on being a variable."""
+        test = node.test
+        if not isinstance(test, ast.Compare) or len(test.ops) != 1 or node.orelse:
+            return None
+        if not isinstance(test.ops[0], (ast.Lt, ast.LtE)) or not isinstance(test.left, ast.Name):
+            return None
+        name, limit = test.left.id, test.comparators[0]
+        steps = [s for s in node.body if isinstance(s, ast.AugAssign) and _is(s.target, name)]
+        if len(steps) != 1 or not isinstance(steps[0].op, ast.Add):
+            return None
+        others = [s for s in node.body if s is not steps[0]]
+        changed = set(liveness.assigned(others))
+        step, first = scope.fold(steps[0].value), scope.bindings.get(name)
+        if name in changed or liveness.reads(limit) & {*changed, name}:
+            return None
+        if type(step) is not int or step <= 0 or type(first) is not int:
+            return None
+        ahead = node.body[: node.body.index(steps[0])]
+        if any(rewrite_ast.exits(s) for s in ahead) or not self.whole_number(limit, scope):
+            return None
+        if isinstance(test.ops[0], ast.LtE):
+            limit = ast.BinOp(limit, ast.Add(), rewrite_ast.constant(1, test))  # type: ignore[arg-type]
+        parts = [rewrite_ast.constant(first, test), limit, rewrite_ast.constant(step, test)]
+        call = ast.Call(rewrite_ast.name("range", test), parts, [])
+        made = ast.For(rewrite_ast.name(scope.local("trip"), test, store=True), call, node.body, [])
+        return ast.fix_missing_locations(ast.copy_location(made, node))
+
+    def guarded(self, body: list[ast.stmt], scope: Scope) -> list[ast.stmt]:
+        """A loop's body with what stands behind ``if done: continue`` put under the test, where no
+        simulator is stepped there: such a trip then ends where every other one does."""
+        for position, node in enumerate(body):
+            if not isinstance(node, ast.If) or node.orelse:
+                continue
+            if not isinstance(node.body[-1], ast.Continue):
+                continue
+            if not isinstance(scope.fold(node.test), Missing):
+                continue
+            first, rest = node.body[:-1], self.guarded(body[position + 1 :], scope)
+            if not rest or any(rewrite_ast.exits(s) for s in [*first, *rest]):
+                return body
+            if self.structural(rest, scope, steps=True):
+                return body
+            made = ast.If(node.test, first, rest)
+            if not first:
+                made = ast.If(ast.UnaryOp(ast.Not(), node.test), rest, [])
+            made = ast.fix_missing_locations(ast.copy_location(made, node))
+            return [*body[:position], made]
+        return body
+
+    def whole_number(self, expression: ast.expr, scope: Scope) -> bool:
+        """Whether an expression is an integer that stays the same: configuration, or an argument
+        that is one in every call that is captured like this one."""
+        known = scope.fold(expression)
+        if not isinstance(known, Missing):
+            return type(known) is int
+        found = scope.lookup(expression.id) if isinstance(expression, ast.Name) else None
+        integers = self.session.integers
+        is_argument = isinstance(found, fx.Node) and found.graph is self.root.graph
+        return is_argument and found.op == "placeholder" and found.name in integers
 
     def range_bounds(self, expression: ast.expr, scope: Scope) -> RangeBounds | None:
         """The bounds of ``range``, seen through ``reversed`` and ``rose_compiler.loop``."""
@@ -122,6 +188,8 @@ class LoopLowering(BranchLowering):
             arguments, kind = (self.as_value(iterable, scope, builder),), "iter"
         else:
             arguments, kind = (), "while"
+        node = copy.copy(node)
+        node.body = self.guarded(node.body, scope)
         targets = liveness.assigned(node.target) if isinstance(node, ast.For) else []
         stored = [n for n in liveness.assigned(node.body) if n not in targets]
         test_reads = liveness.reads(node.test) if isinstance(node, ast.While) else set()
@@ -271,6 +339,10 @@ class LoopLowering(BranchLowering):
         live = set(self.loops[-1].carried) | liveness.live_in(node.body, set())
         stop = self.predicate(node.test, "stop", scope, child, live, negate=True)
         self.emit_exit(BREAK_IF, stop, node, scope, child)
+
+
+def _is(target: ast.expr, name: str) -> bool:
+    return isinstance(target, ast.Name) and target.id == name
 
 
 def _label(node: ast.For | ast.While) -> str:

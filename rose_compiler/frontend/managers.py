@@ -102,8 +102,8 @@ def _cut(found: source.FunctionSource) -> Manager | None:
         surely = set(inspect.signature(found.fn).parameters)
         for each in first:
             surely |= liveness.definitely_assigned(each)
-        wanted = liveness.reads(always) & set(liveness.assigned(body))
-        moved = set(liveness.assigned([*last, *always])) | liveness.deleted(first)
+        wanted = liveness.live_in(always, set()) & set(liveness.assigned(body))
+        moved = set(liveness.assigned(last)) | liveness.deleted(first)
         if wanted <= surely and wanted.isdisjoint(moved):
             return Manager(found, first, value.value, last, always, rest)
     return None
@@ -166,7 +166,7 @@ def lower(
 
 def _open(lowering: CallLowering, manager: Manager, scope: Scope, builder: Builder) -> str:
     """Have the ``finally`` done where an exception leaves the body; the region's name."""
-    names = sorted(liveness.reads(manager.always))
+    names = sorted(liveness.live_in(manager.always, set()))
     names = [n for n in names if n in scope.bindings or n in scope.source.closure]
     last = make_block_function(
         "last",

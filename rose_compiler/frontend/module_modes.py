@@ -74,19 +74,14 @@ def _switches(node: fx.Node, modes: set[str], deps: Dependences) -> bool:
 
 def _sets_all(node: fx.Node, modes: set[str], deps: Dependences) -> bool:
     """Whether a statement is ``m.eval()`` or ``m.train()`` of a module that all modes belong to."""
-    if (
-        is_call(node, LOOP)
-        or is_call(node, BRANCH)
-        or not is_call(node)
-        or bodies.exits(node.graph)
-    ):
-        return False
-    statements = op_of(node).attributes.get("stmts", ())
+    known = op_of(node).attributes if is_call(node) else {}
+    statements: tuple[ast.stmt, ...] = known.get("stmts", ())
     if len(statements) != 1 or not isinstance(statements[0], ast.Expr):
         return False
     call = statements[0].value
-    fixed = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
-    if not fixed or call.func.attr not in ("eval", "train"):
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return False
+    if call.func.attr not in ("eval", "train"):
         return False
     if call.keywords or not all(isinstance(a, ast.Constant) for a in call.args):
         return False

@@ -357,24 +357,29 @@ def _name_items(
     record: Record,
 ) -> None:
     """Give containers, and what holds them, a name for which items they hold."""
-    groups: Groups[fx.Node] = Groups()
-    for nodes in holders.values():
-        groups.join_all(nodes)
-    together: dict[fx.Node, dict[fx.Node, None]] = {}
-    for node in (n for nodes in holders.values() for n in nodes):
-        together.setdefault(groups.root(node), {})[node] = None
-    for group in together.values():
-        members = sorted(group, key=lambda n: position.get(n, 0))
-        if len(members) == 1 and not facts.get(members[0]).alias:
+    groups: Groups[int] = Groups()
+    makers: dict[int, dict[fx.Node, None]] = {}
+    for node, results in record.results.items():
+        mine = [id(r) for r in results if id(r) in holders]  # one that each trip makes anew
+        groups.join_all(mine)
+        for each in mine:
+            makers.setdefault(each, {})[node] = None
+    together: dict[int, list[int]] = {}
+    for each in holders:
+        together.setdefault(groups.root(each), []).append(each)
+    for members in together.values():
+        inside = sorted({n for m in members for n in holders[m]}, key=lambda n: position.get(n, 0))
+        if len(inside) == 1 and not facts.get(inside[0]).alias:
             continue  # it has a name of its own
-        name, n = members[0].name, 1
+        name, n = inside[0].name, 1
         while f"{name}_{n}" in taken:
             n += 1
         taken.add(f"{name}_{n}")
-        lasting = any(_same_again(record.results[m]) for m in members)
+        lasting = any(_same_again(record.results[n]) for m in members for n in makers.get(m, ()))
         own = f"{OUTSIDE}.{name}_{n}" if lasting else f"%{name}_{n}"
-        for node in members:
-            facts.put(node, alias=(*facts.get(node).alias, f"{own}.{ITEMS}"))
+        for node in inside:
+            alias = dict.fromkeys([*facts.get(node).alias, f"{own}.{ITEMS}"])
+            facts.put(node, alias=tuple(alias))
 
 
 def _same_again(results: list[Any]) -> bool:

@@ -54,6 +54,9 @@ def function(called: Any, args: Args, keywords: Keywords) -> Any:
     """The value of a call of a function that is known by identity."""
     values = [*args, *keywords.values()]
     if all(isinstance(v, Same) for v in values):
+        if type(called) is np.ufunc and called.signature is None and called.nout == 1:
+            known = elementwise(args) if args and not keywords else Same()
+            return Same(shape=known.shape)  # broadcast, element by element
         if _is_numeric(called):
             return Same()
         raise NotRows(f"`{_title(called)}` is not known to treat rows apart")

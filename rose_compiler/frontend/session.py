@@ -42,6 +42,7 @@ class Session:
     # what loops of the function do, by their lines: "steps" a simulator, "trains"
     loops: dict[SourceLocation, set[str]] = field(default_factory=dict)
     trains: bool = False  # anywhere
+    integers: set[str] = field(default_factory=set)  # arguments that are values, whole numbers
     regions: list[Region] = field(default_factory=list)  # of `with` statements seen through
     _root_of: dict[int, str] = field(default_factory=dict)
 

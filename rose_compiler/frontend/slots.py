@@ -64,8 +64,8 @@ def based(
 
 
 def first_reads(expression: ast.expr, scope: Scope) -> list[ast.Attribute]:
-    """The attributes of this kind in an expression that are read before it does anything else,
-    besides reading names and paths."""
+    """The attributes of this kind in an expression that are read before it calls anything but
+    functions of libraries: nothing has assigned them by then."""
     found: list[ast.Attribute] = []
     if splits(expression):
         _first_reads(expression, scope, found)
@@ -73,7 +73,7 @@ def first_reads(expression: ast.expr, scope: Scope) -> list[ast.Attribute]:
 
 
 def _first_reads(expression: ast.expr, scope: Scope, found: list[ast.Attribute]) -> bool:
-    """Collect them; whether nothing but reading was done."""
+    """Collect them; whether nothing but reading and arithmetic was done."""
     if slot(expression, scope) is not None:
         assert isinstance(expression, ast.Attribute)
         found.append(expression)
@@ -84,9 +84,14 @@ def _first_reads(expression: ast.expr, scope: Scope, found: list[ast.Attribute])
         return scope.static(expression) is not None or (
             _first_reads(expression.value, scope, found) and False
         )
-    if not all(_first_reads(child, scope, found) for _, _, child in children(expression)):
+    parts = children(expression)
+    if not all(_first_reads(child, scope, found) for _, _, child in parts):
         return False
-    return isinstance(expression, (ast.Tuple, ast.List))
+    if isinstance(expression, ast.Call):
+        function = scope.static(expression.func)
+        module = "" if function is None else getattr(function.value, "__module__", None) or "numpy"
+        return module.split(".")[0] in ("builtins", "numpy", "torch", "math")
+    return isinstance(expression, (ast.Tuple, ast.List, ast.BinOp, ast.UnaryOp, ast.Subscript))
 
 
 def replaced(expression: ast.expr, names: dict[int, str]) -> ast.expr:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from tests.loops import (
     actor_critic,
+    callbacks,
     contexts,
     diffusion,
     dqn,
     hazards,
+    lightning_like,
     lstm_ppo,
+    masked,
     ppo_script,
     ppo_trainer,
     public_styles,
@@ -35,5 +38,8 @@ MODULES = (
     hazards,
     actor_critic,
     soft_q,
+    callbacks,
+    lightning_like,
+    masked,
 )
 SCRIPTS: list[Script] = [script for module in MODULES for script in module.SCRIPTS]
