@@ -336,8 +336,7 @@ class ExpressionWalker:
             return FRESH
         if name == "grad":
             places = frozenset(grads_of(p) for p in base.all_places)
-            for place in places:
-                self.out.reads.setdefault(place)
+            self.out.reads.update(dict.fromkeys(places))
             return Val(places, NOT_STATIC, torch.Tensor)
         same = name in ("T", "mT", "H", "mH", "data", "real", "imag", "flat")
         kind = base.type if same else None
@@ -353,12 +352,16 @@ class ExpressionWalker:
         if isinstance(base.items, dict) and isinstance(constant, str) and constant in base.items:
             return base.items[constant]
         if base.static and isinstance(base.obj, _ITEMS) and constant is not None:
-            container: Any = base.obj
             try:
-                inner = container[constant]
+                inner = base.obj[constant]  # type: ignore[index]
             except (IndexError, TypeError, KeyError):
                 return Val(base.all_places)
             return self.live(inner, base.places)
+        if base.static and type(base.obj) is dict and isinstance(constant, str):
+            found = base.obj.get(constant)
+            if isinstance(found, (torch.Tensor, np.ndarray)) and constant.isidentifier():
+                written = frozenset(f"{p}.{constant}" for p in base.places)
+                return self.live(found, written, fixed=False)
         self.read(base, self.region(node.slice, base))
         if has_plain_items(base):
             return FRESH

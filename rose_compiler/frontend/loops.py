@@ -90,7 +90,7 @@ class LoopLowering(BranchLowering):
         if any(rewrite_ast.exits(s) for s in ahead) or not self.whole_number(limit, scope):
             return None
         if isinstance(test.ops[0], ast.LtE):
-            limit = ast.BinOp(limit, ast.Add(), rewrite_ast.constant(1, test))  # type: ignore[arg-type]
+            limit = ast.BinOp(limit, ast.Add(), rewrite_ast.constant(1, test))
         parts = [rewrite_ast.constant(first, test), limit, rewrite_ast.constant(step, test)]
         call = ast.Call(rewrite_ast.name("range", test), parts, [])
         made = ast.For(rewrite_ast.name(scope.local("trip"), test, store=True), call, node.body, [])
@@ -126,8 +126,9 @@ class LoopLowering(BranchLowering):
             return type(known) is int
         found = scope.lookup(expression.id) if isinstance(expression, ast.Name) else None
         integers = self.session.integers
-        is_argument = isinstance(found, fx.Node) and found.graph is self.root.graph
-        return is_argument and found.op == "placeholder" and found.name in integers
+        if not isinstance(found, fx.Node) or found.graph is not self.root.graph:
+            return False
+        return found.op == "placeholder" and found.name in integers
 
     def range_bounds(self, expression: ast.expr, scope: Scope) -> RangeBounds | None:
         """The bounds of ``range``, seen through ``reversed`` and ``rose_compiler.loop``."""

@@ -180,6 +180,6 @@ def run_teams(compile: Any, vectorize: Any) -> Any:
 
 
 SCRIPTS = [
-    Script("discrete actions under a mask", run_masked, sharded=True),
+    Script("discrete actions under a mask", run_masked, sharded=True, applied=("split", "late")),
     Script("two teams in a dict", run_teams, sharded=True),
 ]
