@@ -166,9 +166,9 @@ def _hand_on(loop: LoopView, place: _Place, rewriter: Rewriter) -> None:
     for store in stores:
         op = op_of(store)
         owner, name, _ = op.attributes[STORES]
-        made = op.with_signature(
-            name=rewriter.program.ops.fresh(op.name), writes=(f"{owner}.{name}.{SLOT}",)
-        )
+        # numbered like other statements, so that remarks call it by the statement
+        fresh = rewriter.program.ops.fresh("blk")
+        made = op.with_signature(name=fresh, writes=(f"{owner}.{name}.{SLOT}",))
         rewriter.retarget(store, made, *store.args)
     _tell_apart(loop, place.state, rewriter)
     rewriter.applied(loop.node, f"{where}: {loop.label} hands {place.state} from trip to trip")

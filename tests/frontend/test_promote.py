@@ -12,8 +12,8 @@ from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.frontend.capture import capture
 from rose_compiler.frontend.promote import HELD, SLOT, promote
 from rose_compiler.ir import interp
-from rose_compiler.ir.deps import Dependences
-from rose_compiler.ir.ops import LOADS
+from rose_compiler.ir.deps import Dependences, title_name
+from rose_compiler.ir.ops import LOADS, STORES
 from rose_compiler.ir.program import Program, is_call, op_of
 from rose_compiler.ir.verify import verify
 from rose_compiler.testing.capturing import difference, first_trip, values_of
@@ -173,10 +173,15 @@ def test_only_the_loop_that_assigns_it_hands_it_on() -> None:
     assert_same(set_in_an_inner_loop, program)
 
 
+def _stores(node: Any) -> bool:
+    return is_call(node) and STORES in op_of(node).attributes
+
+
 def test_assigning_is_no_write_of_what_was_there() -> None:
     program, _, _ = promoted(handed_on)
     (loop,) = program.loops()
     deps = Dependences(program)
+    assert title_name(next(n for n in loop.graph.nodes if _stores(n))) == "c.obs = obs_2"
     written = {e.state for n in loop.graph.nodes for e in deps.effects(n) if e.write}
     assert f"c.obs.{SLOT}" in written
     assert "c.obs" not in written
