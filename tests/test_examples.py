@@ -71,7 +71,8 @@ def test_ppo_mujoco(tmp_path: Path) -> None:
 def test_whole_loop(tmp_path: Path) -> None:
     printed = run("whole_loop.py", tmp_path, "--iterations", "12")
     assert "parameters equal bit for bit: True" in printed
-    assert "for t, obs in" in printed
+    # its trips hand on what was observed, and what the simulator keeps in attributes
+    assert re.search(r"for t, obs, state\w*, steps\w*, restarts\w* in for_t\(", printed)
 
 
 @pytest.mark.timeout(300)
