@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -95,7 +95,7 @@ class Operations(Emitter):
                     arguments += f", recorded={recorded}"
                 text = f"rt.gradients({function}{', ' if arguments else ''}{arguments})"
         else:
-            self.check(node, node.args, refs)
+            self.check(node, _read(op, node), refs)
         self.assign(node, text, scope)
 
     def submit(self, action: Action, body: Body, scope: Scope) -> None:
@@ -120,9 +120,7 @@ class Operations(Emitter):
         """The name of an operation's function; what may be unbound among its arguments is checked
         in front of it, or by the user's own statements."""
         if not is_block(op):
-            maybe = op.attributes.get("maybe_unbound", ())
-            pairs = zip(op.signature.params, node.args, strict=False)
-            self.check(node, [arg for name, arg in pairs if name not in maybe], refs)
+            self.check(node, _read(op, node), refs)
             return self.module.function(op)
         unset = {
             name
@@ -282,6 +280,15 @@ class Operations(Emitter):
     @abstractmethod
     def handed_out(self) -> list[str]:
         """The carried variables of the innermost loop."""
+
+
+def _read(op: Op, node: fx.Node) -> Sequence[Any]:
+    """The arguments that an operation reads whatever happens, so that they have to be bound."""
+    maybe = op.attributes.get("maybe_unbound", ())
+    if not maybe:
+        return node.args
+    pairs = zip(op.signature.params, node.args, strict=False)
+    return [arg for name, arg in pairs if name not in maybe]
 
 
 def _stepped(op: Op, node: fx.Node) -> tuple[Any, Any] | None:

@@ -302,6 +302,7 @@ SNAPSHOT = _builtin(
     ("value",),
     "a copy that owns its memory, of what its maker may write again",
     impl=_snapshot,
+    attributes={"maybe_unbound": ("value",)},  # a variable that nothing has assigned stays so
 )
 # Values of all trips of a loop: a list that lives across it, one entry a trip.
 NEW_LIST = _builtin("new_list", (), "an empty list", impl=list)

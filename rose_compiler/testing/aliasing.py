@@ -90,6 +90,7 @@ def total(values):
 
 
 """
+_SGD = "torch.optim.SGD"
 #: Statements that leave a number in ``{r}``.
 READS = (
     "{r} = float(w.left[{i}])",
@@ -212,8 +213,14 @@ def trainings(draw: Any) -> str:
             lines.append(f"{indent}else:")
             straight(indent + "    ")
 
-    lines.append("for t in range(8):")
-    lines.append("    obs, reward, _, _, _ = w.sim.step(ones[0])")
+    if draw(st.booleans()):  # a rollout of several steps, which something can run beside
+        lines += ["obs = ones[0]", "for t in range(6):", "    for k in range(3):"]
+        straight("        ")
+        lines.append("        obs, reward, _, _, _ = w.sim.step(obs * 0.5 + k)")
+        straight("        ")
+    else:
+        lines.append("for t in range(8):")
+        lines.append("    obs, reward, _, _, _ = w.sim.step(ones[0])")
     for _ in range(draw(st.integers(2, 4))):
         (arm if draw(st.booleans()) else straight)("    ")
     lines.append("    w.net(obs).sum().backward()")
@@ -222,7 +229,8 @@ def trainings(draw: Any) -> str:
     straight("")
     lines.append("return [log, sum(box), float(view.sum()), late]")
     body = "\n".join(f"    {line}" for line in lines)
-    return f"{HEADER}def main(w, ones):\n    t = 0\n{body}\n"
+    header = HEADER.replace(_SGD, draw(st.sampled_from((_SGD, "torch.optim.Adam"))))
+    return f"{header}def main(w, ones):\n    t = 0\n{body}\n"
 
 
 def arguments(module: types.ModuleType) -> Callable[[], tuple[Any, ...]]:

@@ -14,14 +14,13 @@ from rose_compiler.ir import facts
 from rose_compiler.ir.facts import Context, LoopFacts
 from rose_compiler.ir.ops import APPEND, BREAK_IF, CONTINUE_IF, NEW_LIST, UNBOUND, Op, OpTable
 from rose_compiler.ir.program import Builder, Program
+from rose_compiler.testing.program_effects import EffectStatements
 from rose_compiler.testing.program_ops import OPS, World, fresh_objects, world_ops
 from rose_compiler.testing.program_pool import FEATURES as FEATURES
-from rose_compiler.testing.program_pool import Place, Pool, Value
-
-Draw = Callable[[st.SearchStrategy[Any]], Any]
+from rose_compiler.testing.program_pool import Draw, Place, Pool, Value
 
 
-class Generator:
+class Generator(EffectStatements):
     """Draws one program. ``world`` is what its operations reach besides their arguments."""
 
     def __init__(self, draw: Draw, features: frozenset[str], max_depth: int, size: int) -> None:
@@ -46,7 +45,7 @@ class Generator:
         pool.lists = [self.roots["cells"]]
         pool.grids = [self.roots["grid"]]
         place = Place(top, pool, 0)
-        self._statements(place, at_least=3)
+        self._statements(place, at_least=4)
         # as much as there is: what nobody looks at can't show a fault
         root = top.finish((*pool.ints[-6:], *pool.rows[-3:]))
         program = Program("generated", root, OpTable(), ("a", "b", "x"), names)
@@ -81,7 +80,7 @@ class Generator:
 
     def _index(self, place: Place) -> Value:
         """An index of a list or grid: constant, an affine one of a loop, or one out of data."""
-        how = self._pick(["loop", "next", "constant", "data"])
+        how = self._pick(["loop", "next", "next", "constant", "data"])
         if how == "data" and place.pool.ints:
             return self._call(place, "small", self._int(place))
         if how == "constant" or not place.pool.indices:
@@ -116,9 +115,7 @@ class Generator:
             if self.left <= 0:
                 return
             self.left -= 1
-            kinds = [k for k, _ in self._kinds(place)]
-            chosen = self._pick(kinds)
-            dict(self._kinds(place))[chosen](place)
+            self._pick(self._kinds(place))[1](place)
 
     def _kinds(self, place: Place) -> Iterator[tuple[str, Callable[[Place], None]]]:
         has, deep = self.features, place.depth >= self.max_depth
@@ -126,8 +123,11 @@ class Generator:
         yield "value", self._value  # twice as likely
         if "store" in has:
             yield "store", self._store
+            yield "store", self._store
             yield "load", self._load
             yield "entry", self._entry
+            yield "pair", self._pair
+            yield "pair", self._pair
         if "draw" in has:
             yield "draw", self._draw
         if "loop" in has and not deep:
@@ -144,12 +144,18 @@ class Generator:
             yield "local", self._local
         if "view" in has:
             yield "view", self._view
+            yield "fresh", self._fresh
         if "simulator" in has:
             yield "step", self._step
         if "host" in has:
             yield "host", self._host
         if "opaque" in has:
             yield "opaque", self._opaque
+        if "strange" in has:
+            yield "strange", self._strange
+        if "gradient" in has:
+            yield "gradient", self._gradient
+            yield "gradient", self._gradient
         if "context" in has and len(self.context) < 2:
             yield "context", self._with
 
@@ -218,11 +224,12 @@ class Generator:
             place.pool.ints.append(self._call(place, how, table))
 
     def _draw(self, place: Place) -> None:
-        how = self._pick(["roll", "dice", "noise"])
+        how = self._pick(["roll", "dice", "noise", "throw"])
         if how == "noise":
             place.pool.rows.append(self._call(place, how))
         else:
-            handed = [self.roots["gen"]] if how == "roll" else []
+            root = {"roll": "gen", "throw": "chance"}.get(how)
+            handed = [self.roots[root]] if root else []
             place.pool.ints.append(self._call(place, how, *handed))
 
     def _local(self, place: Place) -> None:
@@ -259,26 +266,6 @@ class Generator:
         if self._chance(2):
             self._call(place, "scale", self._pick(pool.views[-3:]))
 
-    def _step(self, place: Place) -> None:
-        lent: dict[str, Any] = {"alias": ("sim.outputs",), "borrowed": True}
-        sim = self.roots["sim"]
-        result = self._call(place, "step", self._int(place), sim, **lent)
-        parts = self._call(place, "unpack", result, **lent)
-        obs = place.builder.item(parts, 0)
-        pool = place.pool
-        for position, found in ((1, pool.ints), (2, pool.bools)):
-            picked = place.builder.item(parts, position)
-            facts.put(picked, alias=(), borrowed=False)
-            found.append(picked)
-        # handed on as a copy: what a view may be used for is up to `_view`
-        pool.rows.append(self._call(place, "blend", obs, obs))
-
-    def _host(self, place: Place) -> None:
-        self._call(place, "log", self._int(place))
-
-    def _opaque(self, place: Place) -> None:
-        place.pool.ints.append(self._call(place, "meddle", self._int(place)))
-
     def _with(self, place: Place) -> None:
         before = self.context
         self.context = (*before, Context(self._pick(["no_grad", "enable_grad"])))
@@ -296,9 +283,8 @@ class Generator:
         place.builder.call(op, pred, handed, context=self.context)
 
     def _branch(self, place: Place) -> None:
-        pred = self._pick(place.pool.bools[-3:]) if place.pool.bools else None
-        if pred is None:
-            pred = self._call(place, "odd", self._int(place))
+        bools = place.pool.bools[-3:]
+        pred = self._pick(bools) if bools else self._call(place, "odd", self._int(place))
         kinds = self._types(2)
         arms = []
         for _ in range(2):
@@ -324,7 +310,9 @@ class Generator:
         self._loop(place, "while", (), 1)
 
     def _loop(self, place: Place, kind: str, bounds: tuple[Value, ...], trips: int) -> None:
-        kinds = (("int",) if kind == "while" else ()) + self._types(3)
+        # several whole numbers handed down a line come back after two or three trips
+        line = self._pick([0, 0, 2, 3])
+        kinds = ("int",) * (line + (kind == "while")) + self._types(2 if line else 3)
         late = "unbound" in self.features and self._chance(5)
         inits: list[Value] = [self._some(place, k) for k in kinds]
         if kind == "while":
@@ -369,7 +357,7 @@ class Generator:
         free = range(len(following), len(kinds))
         ints = [i for i in free if kinds[i] == "int" and not facts.get(params[i]).maybe_unbound]
         # handed down the line, a value comes back after as many trips as the line is long
-        rotate = len(ints) > 1 and self._chance(2)
+        rotate = len(ints) > 1 and not self._chance(3)
         for i in free:
             if rotate and i in ints[1:]:
                 following.append(params[ints[ints.index(i) - 1]])

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.fx as fx
 
 from rose_compiler.ir.ops import Op, Signature
+from rose_compiler.testing.program_state import STATE_OPS, Net
 
 SIZE = 8
 WIDTH = 4
@@ -52,10 +54,12 @@ def fresh_objects() -> Objects:
         "table": {"hits": 1, "last": 0},
         "gen": torch.Generator().manual_seed(11),
         "sim": Simulator(),
+        "net": Net(),
+        "chance": np.random.default_rng(13),
     }
 
 
-OPS: dict[str, Op] = {}
+OPS: dict[str, Op] = dict(STATE_OPS)
 
 
 def _op(
@@ -286,6 +290,7 @@ def world_ops(world: World) -> dict[str, Op]:
         live["cells"][a % SIZE] += a
         live["table"]["hits"] += 1
         live["grid"][a % SIZE] += 1
+        live["net"].w.data[a % WIDTH] = a % 4
         live["bag"]["right"][0] = live["bag"]["left"][a % SIZE]
         world.host.append(-1)
         return (live["cells"][0] + int(torch.randint(9, (), generator=live["gen"]))) % _MODULUS

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch.fx as fx
+from hypothesis import strategies as st
 
 from rose_compiler.ir.program import Builder
 
 Value = Any
+Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 #: What may occur; ``programs(without=...)`` leaves some out.
 FEATURES = frozenset(
     ("branch", "context", "draw", "exit", "host", "iter", "local", "loop", "opaque", "simulator")
-) | {"store", "unbound", "view", "while"}
+) | {"gradient", "store", "strange", "unbound", "view", "while"}
 
 
 @dataclass
@@ -29,6 +32,7 @@ class Pool:
     growing: list[fx.Node] = field(default_factory=list)
     grids: list[fx.Node] = field(default_factory=list)
     indices: list[fx.Node] = field(default_factory=list)
+    losses: list[fx.Node] = field(default_factory=list)  # not gone back through yet
 
     def child(self) -> Pool:
         return Pool(**{name: list(found) for name, found in vars(self).items()})

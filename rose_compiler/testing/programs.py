@@ -20,14 +20,26 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.fx as fx
 from hypothesis import strategies as st
 
-from rose_compiler.ir import interp
+from rose_compiler.frontend.record import spec_of
+from rose_compiler.ir import facts, interp
 from rose_compiler.ir.dump import dump
 from rose_compiler.ir.parse import parse
 from rose_compiler.ir.program import Program
-from rose_compiler.testing.program_gen import FEATURES, Draw, Generator
+from rose_compiler.testing.program_gen import FEATURES as FEATURES
+from rose_compiler.testing.program_gen import Generator
 from rose_compiler.testing.program_ops import Simulator, World, fresh_objects
+from rose_compiler.testing.program_pool import Draw
+from rose_compiler.testing.program_state import Net
+
+
+class Types(interp.Hooks):
+    """Notes the type of every value, as a compiled function does in its first call."""
+
+    def value(self, node: fx.Node, value: Any) -> None:
+        facts.put(node, spec=spec_of(value))
 
 
 @dataclass(frozen=True)
@@ -54,8 +66,12 @@ class Generated:
         return {name: op.impl for name, op in named if op.impl is not None and op.kind != "graph"}
 
     def clone(self) -> Program:
-        """The program once more, by way of its text."""
-        return parse(dump(self.program), self.bind)
+        """The program once more, by way of its text; with types where values have graphs, since
+        nothing else tells."""
+        program = parse(dump(self.program), self.bind)
+        if "forward" in program.ops.by_name:
+            self.run_and_snapshot(program, hooks=Types())
+        return program
 
     def run_and_snapshot(
         self, program: Program | None = None, *, hooks: interp.Hooks | None = None
@@ -74,7 +90,7 @@ class Generated:
         self.world.host.clear()
         result, raised = None, ""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(5)
+            torch.default_generator.manual_seed(5)  # the CPU's alone: it is much cheaper
             try:
                 result = run(objects)
             except Exception as error:  # what a program raises is part of what it does
@@ -94,14 +110,18 @@ def observe(generated: Generated) -> tuple[Any, Mapping[str, Any]]:
 def frozen(value: Any) -> Any:
     """A value as immutable data, equal only to what has the same types, shapes and bits."""
     if isinstance(value, torch.Tensor):
-        array = value.detach().cpu().contiguous()
+        array = value.detach().cpu().contiguous().reshape(-1)
         return str(value.dtype), tuple(value.shape), array.view(torch.uint8).numpy().tobytes()
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, torch.Generator):
         return frozen(value.get_state())
+    if isinstance(value, np.random.Generator):
+        return frozen(value.bit_generator.state)
     if isinstance(value, Simulator):
         return value.x, frozen(value.outputs)
+    if isinstance(value, Net):
+        return tuple((frozen(p), frozen(p.grad)) for p in value.parameters)
     if isinstance(value, dict):
         return {key: frozen(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -49,7 +49,7 @@ class Sample:
         return found
 
 
-class _Specs(fx.Interpreter):
+class BodyTypes(fx.Interpreter):
     """Notes the type of every value of a graph."""
 
     def run_node(self, n: fx.Node) -> Any:
@@ -76,7 +76,7 @@ def graph_op(
     body = fx.symbolic_trace(fn)
     if examples:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            _Specs(body).run(*examples)
+            BodyTypes(body).run(*examples)
     signature = Signature(
         name,
         params,

@@ -17,6 +17,7 @@ from rose_compiler.ir.ops import BRANCH, BREAK_IF, CONTINUE_IF, LOOP, Op
 from rose_compiler.ir.program import LoopView
 from rose_compiler.ir.verify import verify
 from rose_compiler.testing.program_ops import OPS, fresh_objects
+from rose_compiler.testing.program_state import Net
 from rose_compiler.testing.programs import FEATURES, Generated, frozen, observe, programs
 
 Leaf = tuple[str, int | None]  # a state and an index into it, or the whole
@@ -49,6 +50,8 @@ def test_a_snapshot_sees_every_kind_of_change() -> None:
         "sim": lambda o, w: o["sim"].step(1),
         "rng:torch": lambda o, w: torch.rand(()),
         "host": lambda o, w: w.host.append(1),
+        "net": lambda o, w: o["net"].w.data.add_(1),
+        "chance": lambda o, w: o["chance"].random(),
     }
     base = seen(lambda o, w: None).states
     assert set(base) == set(changes)
@@ -133,8 +136,9 @@ def test_features_can_be_left_out(feature: str) -> None:
         absent = {
             "branch": BRANCH not in targets,
             "context": not any(facts.get(n).context for n in nodes),
-            "draw": not names & {"roll", "dice", "noise"},
+            "draw": not names & {"roll", "dice", "noise", "throw"},
             "exit": CONTINUE_IF not in targets,
+            "gradient": not names & {"forward", "backward", "update", "weight"},
             "host": "log" not in names,
             "iter": "iter" not in kinds,
             "local": not any("%" in facts.get(n).state for n in nodes),
@@ -142,6 +146,7 @@ def test_features_can_be_left_out(feature: str) -> None:
             "opaque": "meddle" not in names,
             "simulator": "step" not in names,
             "store": not names & {"store", "load", "hit"},
+            "strange": not any(n.startswith("strange") for n in names),
             "unbound": not any(facts.get(n).maybe_unbound for n in nodes),
             "view": "view_row" not in names,
             "while": "while" not in kinds,
@@ -174,6 +179,10 @@ def _below(name: str, value: Any) -> Iterator[tuple[Leaf, Any]]:
     elif isinstance(value, list | torch.Tensor):
         for i, item in enumerate(value):
             yield (name, i), frozen(item)
+    elif isinstance(value, Net):
+        yield (f"{name}.w", None), frozen(value.w)
+        yield (f"{name}.b", None), frozen(value.b)
+        yield (f"{name}.grads", None), frozen([p.grad for p in value.parameters])
     else:
         yield (name, None), frozen(value)
 
@@ -211,7 +220,9 @@ class Truth(interp.Hooks):
         self.then = _leaves(self.objects, self.world.host)
         op = node.target
         assert isinstance(op, Op)
-        if op.signature.reads is not None and op.impl is not None:
+        # a graph leads back to the very parameters it was made of, not to copies of them
+        on_copies = "backward" not in op.attributes.get("calls", ())
+        if op.signature.reads is not None and op.impl is not None and on_copies:
             self._check_reads(node, op, args)
 
     def after(self, node: fx.Node, args: tuple[Any, ...], result: Any) -> None:

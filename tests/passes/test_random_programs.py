@@ -36,7 +36,7 @@ CONTEXT = PassContext(
     options=Decision(groups=2, late="shadow", defer=True), asynchronous=frozenset({"sim"})
 )
 # no exits, no unknown effects: loops that can be overlapped at all
-STEPPING = frozenset({"exit", "opaque", "unbound", "while"})
+STEPPING = frozenset({"exit", "gradient", "opaque", "strange", "unbound", "while"})
 DECISIONS = st.builds(
     Decision,
     groups=st.integers(0, 4),
@@ -82,7 +82,7 @@ def test_loops_that_overlap() -> None:
     applied: Counter[str] = Counter()
 
     @given(generated=programs(without=STEPPING, size=40), seed=st.integers(0, 99))
-    @settings(max_examples=60)
+    @settings(max_examples=100)
     def check(generated: Generated, seed: int) -> None:
         history = same_after(generated, PIPELINE, seed, verify=1)
         applied.update(name for name, n in history.rewrites.items() if n)

@@ -1,0 +1,71 @@
+"""Thousands of generated programs: what can be seen after them is what eager order leaves.
+
+Each kind also has to contain what it is meant to contain, and passes have to do something to it:
+programs in which nothing can go wrong would test nothing. `python -m rose_compiler.testing fuzz`
+runs more of them, from other seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rose_compiler.testing.features import PROGRAM_FEATURES, TEXT_FEATURES
+from rose_compiler.testing.fuzz import KINDS, Result, fuzz
+
+# half a minute of work on an idle core, some on a busy machine
+pytestmark = pytest.mark.timeout(900)
+
+#: How many programs of each kind, and what passes or schedules must do to them at the least.
+SUITE: dict[str, tuple[int, dict[str, int]]] = {
+    "nests": (
+        900,
+        {"canonicalize": 400, "hoist": 60, "late": 8, "moves": 2000},
+    ),
+    "lanes": (400, {"lanes": 100, "stages": 30}),
+    "rollouts": (
+        380,
+        {
+            "hoist": 15,
+            "split": 40,
+            "tile_batch": 15,
+            "defer": 15,
+            "late": 60,
+            "place": 15,
+            "lanes": 100,
+        },
+    ),
+    "functions": (130, {"moves": 300}),
+    "aliasing": (90, {"moves": 800}),
+    "recurrences": (80, {"scan": 70}),
+    "trainings": (30, {"hoist": 20, "late": 1}),
+}
+FEATURES: dict[str, tuple[str, ...]] = {
+    "nests": PROGRAM_FEATURES,
+    "lanes": PROGRAM_FEATURES,
+    "rollouts": ("loop", "carried over 1 trip", "indexed store", "borrowed buffer", "early exit"),
+    "functions": TEXT_FEATURES,
+    "aliasing": ("for", "attribute store", "indexed store", "in-place operator", "call"),
+    "recurrences": ("for", "indexed store"),
+    "trainings": ("for", "if", "loop in a loop", "attribute store", "in-place operator"),
+}
+
+
+def test_the_suite_runs_two_thousand_programs_of_every_kind() -> None:
+    assert sum(count for count, _ in SUITE.values()) >= 2000
+    assert SUITE.keys() == KINDS.keys()
+
+
+@pytest.mark.parametrize("kind", SUITE)
+def test_generated_programs(kind: str, tally: Callable[[Result], None]) -> None:
+    count, least = SUITE[kind]
+    found = fuzz(kind, count, 20261130)
+    tally(found)
+    assert found.failure is None, found.failure
+    assert found.programs == count
+    done = {name: found.rewrites[name] for name in least}
+    assert all(done[name] >= n for name, n in least.items()), done
+    assert not [f for f in FEATURES[kind] if found.features[f] == 0], found.features
+    # what raises is compared in program order alone
+    assert found.features["raises"] <= count // 2
