@@ -21,18 +21,18 @@ pytestmark = pytest.mark.timeout(900)
 SUITE: dict[str, tuple[int, dict[str, int]]] = {
     "nests": (
         900,
-        {"canonicalize": 400, "hoist": 60, "late": 8, "moves": 2000},
+        {"canonicalize": 100, "hoist": 10, "late": 2, "moves": 2000},
     ),
     "lanes": (400, {"lanes": 100, "stages": 30}),
     "rollouts": (
         380,
         {
-            "hoist": 15,
+            "hoist": 8,
             "split": 40,
-            "tile_batch": 15,
-            "defer": 15,
+            "tile_batch": 8,
+            "defer": 8,
             "late": 60,
-            "place": 15,
+            "place": 5,
             "lanes": 100,
         },
     ),

@@ -7,7 +7,6 @@ breaks a rule of the verifier. The very same programs pass where nothing is plan
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,7 +21,6 @@ from rose_compiler.passes import (
     fission,
     fuse,
     graphs,
-    hoist,
     hoist_draws,
     late,
     place,
@@ -34,7 +32,7 @@ from rose_compiler.passes import (
 from rose_compiler.passes.modulo import Modulo
 from rose_compiler.runtime import lanes as runtime_lanes
 from rose_compiler.runtime.support import Runtime
-from rose_compiler.testing.fuzz import Result, fuzz
+from rose_compiler.testing.fuzz import fuzz
 
 # the package has a function of that name
 codegen_schedule = sys.modules["rose_compiler.codegen.schedule"]
@@ -81,22 +79,22 @@ def _without(monkeypatch: pytest.MonkeyPatch, dropped: Callable[[Any], bool]) ->
     )
 
 
-@mutant("dependences: reads behind writes", "nests", 60)
+@mutant("dependences: reads behind writes", "nests", 240)
 def _(monkeypatch: pytest.MonkeyPatch) -> None:
     _without(monkeypatch, lambda e: e.kind == "flow")
 
 
-@mutant("dependences: writes behind reads", "nests", 60)
+@mutant("dependences: writes behind reads", "nests", 240)
 def _(monkeypatch: pytest.MonkeyPatch) -> None:
     _without(monkeypatch, lambda e: e.kind == "anti")
 
 
-@mutant("dependences: writes behind writes", "nests", 120)
+@mutant("dependences: writes behind writes", "nests", 240)
 def _(monkeypatch: pytest.MonkeyPatch) -> None:
     _without(monkeypatch, lambda e: e.kind == "output")
 
 
-@mutant("dependences: early exits", "nests", 60)
+@mutant("dependences: early exits", "nests", 240)
 def _(monkeypatch: pytest.MonkeyPatch) -> None:
     _without(monkeypatch, lambda e: e.kind == "control")
 
@@ -109,7 +107,7 @@ def _(monkeypatch: pytest.MonkeyPatch) -> None:
 # Passes.
 
 
-@mutant("canonicalize: what is written is dead", "nests", 40)
+@mutant("canonicalize: what is written is dead", "nests", 240)
 def _(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         canonicalize,
@@ -118,34 +116,10 @@ def _(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@mutant("canonicalize: loops of one trip make none", "nests", 60)
-def _(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        canonicalize,
-        "_never_runs",
-        lambda v: v.facts.kind == "range" and len(range(*v.bounds)) < 2,
-    )
-
-
 @mutant("graphs: kept results in another order", "rollouts", 80)
 def _(monkeypatch: pytest.MonkeyPatch) -> None:
     keep = graphs.keep_results
     monkeypatch.setattr(canonicalize, "keep_results", lambda body, kept: keep(body, kept[::-1]))
-
-
-@mutant("hoist: reads of what the loop writes", "nests", 60)
-def _(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hoist, "pinned", nothing_against)
-
-
-@mutant("hoist: values that the loop changes", "nests", 200)
-def _(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hoist, "_changed_later", nothing_against)
-
-
-@mutant("hoist: graphs to go back through", "nests", 120)
-def _(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hoist, "records", lambda spec: False)
 
 
 @mutant("hoist_draws: one draw too many", "rollouts", 120)
@@ -239,11 +213,6 @@ def _(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(late.bodies, "exits", lambda graph: [])
 
 
-@mutant("late: an iterator that is written", "nests", 60)
-def _(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late, "_head_waits", nothing_against)
-
-
 @mutant("modulo: orders of one trip only", "rollouts", 60)
 def _(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = late.schedule
@@ -295,11 +264,6 @@ def _(monkeypatch: pytest.MonkeyPatch) -> None:
 def _(monkeypatch: pytest.MonkeyPatch) -> None:
     current = runtime_lanes.current
     monkeypatch.setattr(runtime_lanes, "current", lambda: replace(current(), grad=True))
-
-
-@functools.cache
-def _sound(kind: str, count: int, seed: int) -> Result:
-    return fuzz(kind, count, seed, shrink=False)
 
 
 @pytest.mark.parametrize("planted", MUTANTS, ids=lambda m: m.name)
