@@ -21,7 +21,6 @@ from rose_compiler.passes import (
     fission,
     fuse,
     graphs,
-    hoist_draws,
     late,
     place,
     scan,
@@ -120,12 +119,6 @@ def _(monkeypatch: pytest.MonkeyPatch) -> None:
 def _(monkeypatch: pytest.MonkeyPatch) -> None:
     keep = graphs.keep_results
     monkeypatch.setattr(canonicalize, "keep_results", lambda body, kept: keep(body, kept[::-1]))
-
-
-@mutant("hoist_draws: one draw too many", "rollouts", 120)
-def _(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = hoist_draws._draw
-    monkeypatch.setattr(hoist_draws, "_draw", lambda *given: [draw(*given) for _ in range(2)][-1])
 
 
 @mutant("scan: no trips of their own at the ends", "recurrences", 20)
