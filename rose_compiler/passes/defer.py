@@ -58,6 +58,8 @@ class Defer(Pass):
             if any(node in f.nodes for f in found):
                 continue
             plan = self.plan(loop, node, rewrite.deps, context)
+            if not isinstance(plan, Blocker):
+                plan = _overwritten([*found, plan], loop, rewrite.deps) or plan
             if isinstance(plan, Blocker):
                 rewrite.missed(node, plan)
             else:
@@ -276,9 +278,35 @@ def _taken(loop: LoopView, leaving: list[fx.Node]) -> Iterator[fx.Node]:
                 yield used
 
 
+def _overwritten(plans: list[Fission], loop: LoopView, deps: Dependences) -> Blocker | None:
+    """A write between two reads of a value that is kept once for both."""
+    nodes = list(loop.graph.nodes)
+    for value in dict.fromkeys(v for plan in plans for v in plan.copied):
+        readers = [
+            k
+            for k, n in enumerate(nodes)
+            if value in n.all_input_nodes and any(n in plan.nodes for plan in plans)
+        ]
+        names = _memory(value, deps)
+        for between in nodes[min(readers) : max(readers)]:
+            written = (e.state for e in deps.effects(between) if e.write)
+            if any(related(state, name) for state in written for name in names):
+                return Blocker(
+                    "borrowed-buffer",
+                    f"{title(between)} writes the memory of `{value.name}`, which is read in front "
+                    f"of it and behind",
+                )
+    return None
+
+
+def _memory(node: fx.Node, deps: Dependences) -> list[str]:
+    """Names of the memory that a value lies in."""
+    return [*deps.scope.aliases(node), *(f"%{d.name}" for d in deps.scope.definers(node))]
+
+
 def _changes(node: fx.Node, loop: LoopView, deps: Dependences) -> bool:
     """Whether a value may be another one by the end of the loop: its memory is written in it."""
-    names = [*deps.scope.aliases(node), *(f"%{d.name}" for d in deps.scope.definers(node))]
+    names = _memory(node, deps)
     written = {e.state for n in loop.graph.nodes for e in deps.effects(n) if e.write}
     return any(related(w, n) for w in written for n in names)
 

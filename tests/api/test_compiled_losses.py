@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -374,7 +375,8 @@ def test_tuning_asks_for_it_once_a_training_is_long_enough(as_traced: list[int])
 def test_a_loss_that_can_not_be_compiled_is_no_candidate() -> None:
     compiled = rose_compiler.compile(keeping)
     side = Twin._made()
-    for _ in range(300):
+    started = time.perf_counter()
+    while not compiled.settled or time.perf_counter() - started < 1.0:
         compiled(*side)
-    assert compiled.settled
+        assert time.perf_counter() - started < 60
     assert "compile=True" not in compiled.explain()

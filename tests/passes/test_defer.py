@@ -177,6 +177,26 @@ def test_a_view_of_what_the_loop_writes_is_copied() -> None:
     assert "snapshot(seen)" in history.after()
 
 
+@pytest.mark.parametrize(("late", "applied"), [("obs", 0), ("value", 1)])
+def test_what_is_overwritten_between_two_reads_is_not_kept_once_for_both(
+    late: str, applied: int
+) -> None:
+    """The step writes into the buffer that it has lent: who reads the observation behind it reads
+    the next one."""
+    text = TEXT.replace(
+        "next_obs, reward = unpack(r)",
+        'next_obs, reward = unpack(r) @ facts(alias=["envs.outputs"], borrowed=True)',
+    )
+    text = text.replace("        store(buf, t, value)\n", "").replace(
+        "        note(log, reward)\n", f"        store(buf, t, value, {late})\n"
+    )
+    text = text.replace("def store(buf, t, value)", "def store(buf, t, value, other)")
+    history = PassManager([Defer()], verify=2).run(typed(text), CONTEXT)
+    assert history.rewrites["defer"] == applied
+    assert [r.code for r in history.remarks.missed()] == ["borrowed-buffer"] * (1 - applied)
+    assert not applied or "snapshot(obs)" in history.after()
+
+
 def test_an_operation_that_may_build_an_autograd_graph_stays() -> None:
     program = typed(TEXT.replace("with no_grad():", "with enable_grad():"))
     critic = next(n for n in program.nodes() if is_call(n) and op_of(n).name == "critic")
