@@ -68,7 +68,7 @@ class HoistInvariant(Pass):
                 f"{title(node)} reads what {title(other)} writes in {loop.label}",
                 where=(*where, *(w for w in (place(other),) if w)),
             )
-        if reason := _changed_later(loop, node, deps):
+        if reason := changed_later(loop, node, deps):
             return reason
         if signature.may_raise:
             first = next((n for n in loop.graph.nodes if _may_leave(n) or n is node), node)
@@ -101,7 +101,7 @@ def candidate(loop: LoopView, node: fx.Node) -> bool:
     return all(n in outside or is_call(n, STATE) for n in node.all_input_nodes)
 
 
-def _changed_later(loop: LoopView, node: fx.Node, deps: Dependences) -> Blocker | None:
+def changed_later(loop: LoopView, node: fx.Node, deps: Dependences) -> Blocker | None:
     """Whether the value is changed in the loop, so that each trip needs one of its own."""
     mine = {f"%{node.name}"}
     for alias in deps.scope.aliases(node):

@@ -83,7 +83,7 @@ def _example() -> Generated:
 def test_every_kind_of_structure_occurs() -> None:
     seen: set[str] = set()
 
-    @settings(max_examples=400)
+    @settings(max_examples=250)
     @given(programs())
     def collect(generated: Generated) -> None:
         for loop in generated.program.loops():
@@ -320,7 +320,7 @@ class Truth(interp.Hooks):
 def test_signatures_say_what_operations_touch() -> None:
     checked: set[str] = set()
 
-    @settings(max_examples=300)
+    @settings(max_examples=100)
     @given(programs())
     def check(generated: Generated) -> None:
         def run(objects: dict[str, Any]) -> Any:

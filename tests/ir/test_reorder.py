@@ -23,6 +23,7 @@ from rose_compiler.ir.program import (
 )
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.ir.verify import verify
+from rose_compiler.passes.hoist import changed_later
 from rose_compiler.testing.programs import Generated, programs
 
 
@@ -98,6 +99,9 @@ def hoist_all(program: Program) -> int:
         for node in list(loop.graph.nodes):
             if not is_call(node) or program_exit(node):
                 continue
+            # the rewriter looks at the order of operations; the pass, at what becomes of the value
+            if changed_later(loop, node, rewrite.deps) is not None:
+                continue
             try:
                 rewrite.hoist(node, out_of=loop)
             except VerifyError:
@@ -112,7 +116,7 @@ def program_exit(node: fx.Node) -> bool:
 
 
 @settings(max_examples=100)
-@given(programs())
+@given(programs(without={"gradient"}))  # the pass leaves what records where it is
 def test_allowed_hoists_change_nothing(generated: Generated) -> None:
     before = generated.run_and_snapshot()
     hoist_all(generated.program)

@@ -23,7 +23,7 @@ SUITE: dict[str, tuple[int, dict[str, int]]] = {
         900,
         {"canonicalize": 1, "hoist": 1, "late": 1, "moves": 1},
     ),
-    "lanes": (400, {"lanes": 1, "stages": 1}),
+    "lanes": (480, {"lanes": 1, "stages": 1}),
     "rollouts": (
         380,
         {
@@ -36,10 +36,10 @@ SUITE: dict[str, tuple[int, dict[str, int]]] = {
             "lanes": 1,
         },
     ),
-    "functions": (130, {"moves": 1}),
-    "aliasing": (90, {"moves": 1}),
+    "functions": (80, {"moves": 1}),
+    "aliasing": (60, {"moves": 1}),
     "recurrences": (80, {"scan": 1}),
-    "trainings": (30, {"hoist": 1, "late": 1}),
+    "trainings": (22, {"hoist": 1, "late": 1}),
 }
 FEATURES: dict[str, tuple[str, ...]] = {
     "nests": PROGRAM_FEATURES,

@@ -268,7 +268,10 @@ def test_a_planted_fault_is_found(planted: Mutant, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("kind", "seed"), sorted({(m.kind, m.seed) for m in MUTANTS}), ids=lambda v: str(v)
+    ("kind", "seed"),
+    # trainings are dear, and test_many_programs.py runs as many
+    sorted({(m.kind, m.seed) for m in MUTANTS if m.kind != "trainings"}),
+    ids=lambda v: str(v),
 )
 def test_the_same_programs_pass_without(kind: str, seed: int) -> None:
     count = max(m.count for m in MUTANTS if (m.kind, m.seed) == (kind, seed))
