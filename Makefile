@@ -21,8 +21,14 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy rose_compiler
 
+# what needs one core only, beside the tests of threads, processes and whole trainings
+ALONE := tests/testing tests/ir tests/passes tests/frontend tests/loops
+
 test: lint
-	$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q $(ALONE) > .pytest-alone.log 2>&1 & alone=$$!; \
+	$(BIN)/python -m pytest -q $(ALONE:%=--ignore=%); others=$$?; \
+	wait $$alone; alone=$$?; cat .pytest-alone.log; rm -f .pytest-alone.log; \
+	exit $$(( others > alone ? others : alone ))
 
 demo: $(STAMP)
 	$(BIN)/python examples/ppo_mujoco.py

@@ -26,7 +26,6 @@ from rose_compiler.passes import (
     scan,
     split,
     tile_batch,
-    tiles,
 )
 from rose_compiler.passes.modulo import Modulo
 from rose_compiler.runtime import lanes as runtime_lanes
@@ -139,26 +138,6 @@ def _(monkeypatch: pytest.MonkeyPatch) -> None:
 @mutant("tile_batch: rows that are coupled", "rollouts", 150)
 def _(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tile_batch, "_coupled", nothing_against)
-
-
-@mutant("tile_batch: states that other operations write", "rollouts", 200)
-def _(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tile_batch, "_foreign_writes", nothing_against)
-
-
-@mutant("tile_batch: memory that is written in place", "rollouts", 200)
-def _(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tile_batch, "_written_in_place", nothing_against)
-
-
-@mutant("tiles: shards in another order", "rollouts", 120)
-def _(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = tiles.Tiling.of
-    monkeypatch.setattr(
-        tiles.Tiling,
-        "of",
-        lambda rows, groups: replace(t := of(rows, groups), groups=t.groups[::-1]),
-    )
 
 
 @mutant("defer: dependences that are turned round", "rollouts", 150)
