@@ -6,7 +6,7 @@ or joined several trips of it, the captured operation is called on the joined in
 numbers drawn again from where the generator stood, and the results are compared. What components
 declare is held against what each of their calls touches. The first difference ends the iteration.
 Parts whose inputs can't be put together again are left unchecked, and :attr:`Checker.unchecked`
-says so.
+says so. Orders and lanes are checked by :mod:`rose_compiler.api.orders`.
 """
 
 from __future__ import annotations

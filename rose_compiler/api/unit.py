@@ -17,12 +17,14 @@ from rose_compiler.api.cores import CoreQuotas
 from rose_compiler.api.costing import forecast
 from rose_compiler.api.memory import Memory
 from rose_compiler.api.options import Options
+from rose_compiler.api.orders import OrderCheck
 from rose_compiler.api.probing import Prober
 from rose_compiler.api.profiling import Profiling
 from rose_compiler.api.schedules import Schedule
 from rose_compiler.api.tracing import Trace, Tracer
 from rose_compiler.api.tuning import Tuning
 from rose_compiler.api.watching import Watch, copy_program
+from rose_compiler.api.worlds import World
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.knobs import Settings
@@ -59,6 +61,8 @@ class Unit:
         self.text = ""
         self.recorded = False
         self.checked = 0  # comparisons of the last iteration in checking mode
+        self.orders_checked = 0  # iterations whose lanes were run and compared, in that mode
+        self.iterations = 0  # in that mode
         self.make: Any = None  # of the arguments: types, shapes, devices
         self.together = 1  # trips of the user's loop that one run makes
         self.trips = 0  # iterations that are known to come, as far as loops say
@@ -186,10 +190,21 @@ class Unit:
         """Run one iteration in checking mode, by the schedule in force or the default one."""
         self.last = self.build(tuning.best if tuning.settled else tuning.default)
         checker = Checker(self.program, self.last.program, states, self.options.numerics)
+        self.iterations += 1
+        order = OrderCheck(self.last, self._world(values, states), self.iterations)
         result = checker.run(values)
         self.checked = checker.checked
         checker.tell(self.log)
+        self.orders_checked += order.compare(result)
+        order.tell(self.log)
         return result
+
+    def _world(self, values: Mapping[str, Any], states: Mapping[str, Any]) -> World:
+        program = self.program
+        return World(
+            {n: values[n] for n in program.value_params},
+            {n: states[n] for n in program.state_params},
+        )
 
     def _bound(
         self,

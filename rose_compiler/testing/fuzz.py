@@ -34,12 +34,13 @@ from rose_compiler.ir.verify import verify
 from rose_compiler.passes.base import PassContext
 from rose_compiler.passes.manager import History, PassManager, check_round_trip
 from rose_compiler.passes.pipeline import PIPELINE
+from rose_compiler.runtime.slow import SlowRuntime
 from rose_compiler.runtime.support import Runtime
 from rose_compiler.testing import aliasing, functions, recurrences, slots
 from rose_compiler.testing.capturing import assert_same, difference, first_trip, shuffle, values_of
 from rose_compiler.testing.features import features_of, features_of_text
 from rose_compiler.testing.functions import load
-from rose_compiler.testing.lanes import SlowRuntime, execute, schedule_at_random
+from rose_compiler.testing.lanes import execute, schedule_at_random
 from rose_compiler.testing.programs import Generated, programs
 from rose_compiler.testing.rollouts import Rollout, rollouts
 

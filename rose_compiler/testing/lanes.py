@@ -1,10 +1,9 @@
-"""Random schedules of programs, and lanes whose tasks begin and end at random moments."""
+"""Random schedules of programs, and emitted code on lanes."""
 
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch.fx as fx
@@ -16,44 +15,9 @@ from rose_compiler.ir import facts
 from rose_compiler.ir.deps import Dependences
 from rose_compiler.ir.facts import Slot
 from rose_compiler.ir.program import LoopView, Program, is_call, is_structure
-from rose_compiler.runtime.lanes import Lane, Task, ThreadLane
 from rose_compiler.runtime.support import Runtime
 
 LANES = ("", "", "", "thread:a", "thread:b")
-#: Seconds that a task may be held up, in front of it and behind.
-DELAYS = (0, 0, 0, 0.0005)
-
-
-class SlowLane(ThreadLane):
-    """A thread lane whose tasks begin and end at random moments."""
-
-    def __init__(self, name: str, seed: int) -> None:
-        super().__init__(name)
-        self.random = random.Random(f"{name} {seed}")
-
-    def submit(self, site: int, fn: Callable[..., Any], *args: Any) -> Task:
-        before, after = self.random.choice(DELAYS), self.random.choice(DELAYS)
-
-        def slow(*given: Any) -> Any:
-            if before:
-                time.sleep(before)
-            result = fn(*given)
-            if after:
-                time.sleep(after)
-            return result
-
-        return super().submit(site, slow, *args)
-
-
-class SlowRuntime(Runtime):
-    """All lanes are slow threads; ``seed`` decides how slow they are when."""
-
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__()
-        self.seed = seed
-
-    def _make(self, name: str) -> Lane:
-        return SlowLane(name, self.seed)
 
 
 def execute(

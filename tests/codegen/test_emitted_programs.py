@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from rose_compiler.codegen import emit, load
 from rose_compiler.ir.parse import parse
 from rose_compiler.ir.verify import verify
+from rose_compiler.runtime.slow import SlowRuntime
 from rose_compiler.runtime.support import Runtime
 from rose_compiler.testing import lanes
-from rose_compiler.testing.lanes import SlowRuntime, schedule_at_random
+from rose_compiler.testing.lanes import schedule_at_random
 from rose_compiler.testing.programs import Generated, Snapshot, programs
 
 
