@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import gymnasium
@@ -53,7 +54,8 @@ class ShardedEnv(VectorEnv):
     gymnasium's next-step. ``environment`` adds variables to the processes' environment.
 
     A step or reset that fails leaves the environments out of step with each other: every later
-    use raises ``RuntimeFault``, and threads and processes are let go.
+    use raises ``RuntimeFault``, and threads and processes are let go. A step before the first reset
+    only raises what the environments raise, and :meth:`reset` works after that.
 
     Raises ``FactoryError`` for a factory that can't be pickled or that raises in its host,
     ``ConfigError`` for shards that don't fit together.
@@ -183,7 +185,7 @@ class ShardedEnv(VectorEnv):
                 if not shard.native_async:
                     shard.step_async(part)
         except BaseException as error:
-            self._fault(error)
+            self._step_failed(error)
             raise
 
     def step_wait(self) -> StepResult:
@@ -199,7 +201,7 @@ class ShardedEnv(VectorEnv):
             for shard in waiting:
                 collected.append(shard.collect())
         except Exception as error:
-            self._fault(error)
+            self._step_failed(error)
             raise
         self._collected = []
         return self.merge(collected)
@@ -338,6 +340,20 @@ class ShardedEnv(VectorEnv):
             if shard.fault is not None:
                 let_go(self._shards)
                 raise lost(shard)
+
+    def _step_failed(self, error: BaseException) -> None:
+        """Let go of everything, unless only environments that were never reset have raised: these
+        can still be reset, once the other shards' steps are over."""
+        if isinstance(error, Exception) and all(shard.fault is None for shard in self._shards):
+            self._collected = []
+            for shard in self._shards:
+                if shard.busy:
+                    # what the first shard raised is what the caller sees of all of them
+                    with suppress(Exception):
+                        shard.collect()
+            if all(shard.fault is None for shard in self._shards):
+                return
+        self._fault(error)
 
     def _fault(self, error: BaseException) -> None:
         if all(shard.fault is None for shard in self._shards):

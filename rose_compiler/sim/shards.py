@@ -35,7 +35,8 @@ class BaseShard:
     """Environments ``offset`` to ``offset + num_envs`` of a :class:`ShardedEnv`.
 
     Follows :class:`rose_compiler.sim.protocol.Shard`. After a failed step or reset the shard
-    refuses further ones; other shards go on, until the whole simulator is used again.
+    refuses further ones; other shards go on, until the whole simulator is used again. A step that
+    fails before the first reset only raises, as in gymnasium: a reset begins the episodes then.
     """
 
     def __init__(self, name: str, traits: Traits, offset: int) -> None:
@@ -49,6 +50,8 @@ class BaseShard:
         self.fault: str | None = None
         #: True between ``step_async`` and ``step_wait``.
         self.busy = False
+        #: True once the environments were reset: there is something to lose from then on.
+        self.started = False
 
     def step(self, actions: Any) -> StepResult:
         """One step, from begin to end."""
@@ -61,7 +64,7 @@ class BaseShard:
         try:
             self._begin(actions)
         except BaseException as error:
-            self._fail(error)
+            self._fail_step(error)
             raise
         self.busy = True
 
@@ -95,7 +98,7 @@ class BaseShard:
             result = self._finish()
         except BaseException as error:
             if not self._under_way():
-                self._fail(error)
+                self._fail_step(error)
             raise
         self.busy = False
         return result
@@ -120,10 +123,12 @@ class BaseShard:
     def reset_collect(self) -> tuple[Any, Any]:
         """End the reset; the observations may be overwritten by the next step."""
         try:
-            return self._finish_reset()
+            result = self._finish_reset()
         except BaseException as error:
             self._fail(error)
             raise
+        self.started = True
+        return result
 
     def check(self) -> None:
         """Raise ``RuntimeFault`` if the shard is lost or in a step."""
@@ -164,9 +169,25 @@ class BaseShard:
         """Refuse further steps because of ``error``."""
         self.fault = f"{type(error).__name__}: {error}".splitlines()[0]
 
+    def _fail_step(self, error: BaseException) -> None:
+        """Refuse further steps, unless a reset makes up for this one: before the first reset the
+        environments have no state yet that another shard's could be out of step with."""
+        if self.started or not isinstance(error, Exception) or not self._answers():
+            self._fail(error)
+            return
+        self.busy = False
+        self._note(error)
+
+    def _answers(self) -> bool:
+        """Whether the host of the environments still runs."""
+        return True
+
     def _fail(self, error: BaseException) -> None:
         self.busy = False
         self.give_up(error)
+        self._note(error)
+
+    def _note(self, error: BaseException) -> None:
         last = self.offset + self.num_envs - 1
         error.add_note(f"raised in {self.name}, environments {self.offset} to {last} of the batch")
 
@@ -258,6 +279,9 @@ class HostedShard(BaseShard):
         value = self.host.wait(self._ticket)
         self._ticket = None
         return value
+
+    def _answers(self) -> bool:
+        return self.host.usable
 
     def _under_way(self) -> bool:
         return self._ticket is not None and not self._ticket.done and self.host.usable

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -106,6 +107,41 @@ def test_an_exception_that_does_not_unpickle() -> None:
     with pytest.raises(RuntimeFault, match=r"sim_envs.Own was raised in the host 'shard 1'"):
         env.step(ACTIONS)
     assert_lost(env, "sim_envs.Own")
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_a_step_before_the_first_reset_only_raises(hosts: Any) -> None:
+    """As in gymnasium's own vector environments: the error, and then ``reset`` works."""
+    fns = [partial(gymnasium.make, "CartPole-v1")] * 3
+    actions = np.array([1, 0, 1])
+    env, same = ShardedEnv.split(fns, shards=2, hosts=hosts), SyncVectorEnv(fns)
+    for _ in range(2):
+        with pytest.raises(gymnasium.error.ResetNeeded) as caught:
+            env.step(actions)
+        assert "raised in shard 0" in "\n".join(caught.value.__notes__)
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.shards()[1].step(actions[2:])
+    assert_same(env.reset(seed=3), same.reset(seed=3))
+    for _ in range(3):
+        assert_same(env.step(actions), same.step(actions))
+    with pytest.raises(Exception, match="invalid"):
+        env.step(np.array([7, 7, 7]))  # from now on there is something to lose
+    with pytest.raises(RuntimeFault, match="its simulator is lost"):
+        env.reset()
+    assert_let_go(env)
+    env.close()
+    same.close()
+
+
+def test_a_worker_lost_before_the_first_reset() -> None:
+    env = ShardedEnv.split([partial(Faulty, "kill", 0), Walk], shards=2, hosts="process")
+    os.kill(pids(env)[0], signal.SIGKILL)
+    with pytest.raises(HostDied):
+        env.step(ACTIONS[:2])
+    with pytest.raises(RuntimeFault, match="its simulator is lost"):
+        env.reset()
+    assert_let_go(env)
+    env.close()
 
 
 @pytest.mark.parametrize(("how", "said"), [("kill", "SIGKILL"), ("exit", "status 3")])
