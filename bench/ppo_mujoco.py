@@ -40,7 +40,7 @@ from bench.handwritten import Clock, Overlap, overlapped, sequential
 from bench.loops import SHAPES, Config, Setup, iteration, make
 from bench.measure import Estimate
 
-SETTLE = 60.0
+SETTLE = 180.0
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ def _compiled(
 
 
 def _settle(compiled: Any, step: Callable[[], None]) -> float:
-    """Train until tuning is over, at most a minute; the seconds it took."""
+    """Train until tuning is over, at most three minutes; the seconds it took."""
     start = perf_counter()
     step()
     while not compiled.settled and perf_counter() - start < SETTLE:

@@ -23,17 +23,23 @@ from rose_compiler.tune.bounds import Bound, Interval, bound
 from rose_compiler.tune.formula import Formula, LoopFormula, formula
 from rose_compiler.tune.nest import Costs, Nest, Step, What
 from rose_compiler.tune.predict import Prediction, predict
-from rose_compiler.tune.transfer import transfer
+from rose_compiler.tune.transfer import loop_trips, transfer
 
 _WHAT: dict[str, What] = {"run": "run", "submit": "submit", "await": "wait"}
 
 
-def nest_of(plan: Schedule, profile: Profile, times: Mapping[str, float] | None = None) -> Nest:
+def nest_of(
+    plan: Schedule,
+    profile: Profile,
+    times: Mapping[str, float] | None = None,
+    trips: Mapping[str, tuple[float, float]] | None = None,
+) -> Nest:
     """What a plan launches, with the numbers of trips that a profile has seen.
 
-    ``times`` says how often each operation runs a trip, for a profile of another plan.
+    ``times`` says how often each operation runs a trip, ``trips`` how often each loop begins and
+    its trips each time, for a profile of another plan.
     """
-    return _Converter(plan, profile, times).body(plan.program.graph, "", ())
+    return _Converter(plan, profile, times, trips).body(plan.program.graph, "", ())
 
 
 def forecast(
@@ -44,14 +50,23 @@ def forecast(
     ``shards`` is the number of parts of the simulator.
     """
     costs, times = transfer(base, profiled, plan.program, shards)
-    return predict(nest_of(plan, base, times), costs, machine).seconds
+    trips = loop_trips(base, profiled, plan.program)
+    return predict(nest_of(plan, base, times, trips), costs, machine).seconds
 
 
 class _Converter:
-    def __init__(self, plan: Schedule, profile: Profile, times: Mapping[str, float] | None) -> None:
+    def __init__(
+        self,
+        plan: Schedule,
+        profile: Profile,
+        times: Mapping[str, float] | None,
+        trips: Mapping[str, tuple[float, float]] | None,
+    ) -> None:
         self.plan, self.times = plan, times
-        self.trips = {one.loop: one.trips for one in profile.loops}
-        self.runs = {one.loop: one.runs * one.trips for one in profile.loops}
+        if trips is None:
+            trips = {one.loop: (one.runs, one.trips) for one in profile.loops}
+        self.trips = {loop: each for loop, (_, each) in trips.items()}
+        self.runs = {loop: runs * each for loop, (runs, each) in trips.items()}
         iterations = max(1, len(profile.iteration_s))
         self.counts = {o.op: o.count / iterations for o in profile.ops}
 

@@ -24,6 +24,8 @@ HOPELESS = 1.4
 PAIRS = 6
 #: Pairs of the last duel, against eager.
 FINAL_PAIRS = 8
+#: The same where a gain shows in the median, but not beyond doubt.
+MOST_PAIRS = 20
 #: By how much the median must win, the interval lying above 1 besides.
 MARGIN = 0.01
 #: Standard deviations by which a first trial may be the slower one by chance.
@@ -287,28 +289,28 @@ class Chooser:
         speedups = paired_ratios(self._scores[1], self._scores[0])
         interval = median_interval(speedups)
         final = self.phase is Phase.FINAL
-        wanted = FINAL_PAIRS if final else PAIRS
-        # looking again and again finds a difference by chance, so an early end takes a clear one
+        promising = interval.median >= 1.0 + MARGIN
+        wanted = PAIRS if not final else MOST_PAIRS if promising else FINAL_PAIRS
+        # looking again and again finds a difference by chance: an early end takes a clear one
         decided = len(speedups) >= 4 and (interval.low > EARLY or interval.high < 1.0)
         hopeless = len(speedups) >= 2 and max(speedups) < 1.0 and interval.median < 0.95
+        won = interval.low > 1.0 and promising
+        decided = decided or (final and won and len(speedups) >= FINAL_PAIRS)
         if len(speedups) < wanted and not decided and not hopeless:
             self._queue = [challenger, champion, champion, challenger]
             return
         if champion == self.eager:
             self.against_eager.setdefault(challenger, []).extend(speedups)
         self._duel = None
-        won = interval.low > 1.0 and interval.median >= 1.0 + MARGIN
         text = f"{interval} times the speed of {self._name(champion)} in {len(speedups)} pairs"
+        if not won:
+            self.verdicts[challenger] = text
         if final:
-            if not won:
-                self.verdicts[challenger] = text
             self._settle(challenger if won else champion, text)
             return
         if won:
             self.verdicts[champion] = f"{self._name(challenger)} is faster: {text}"
             self.best = challenger
-        else:
-            self.verdicts[challenger] = text
         self._advance()
 
     # -- the end -------------------------------------------------------------------------------

@@ -58,7 +58,8 @@ def transfer(
         shards: how many parts of the simulator step beside each other when it steps as a whole.
     """
     known = _known(profile, profiled)
-    trips = _trips(profile)
+    loops = loop_trips(profile, profiled, program)
+    body_runs = {key: runs * trips for key, (runs, trips) in loops.items()}
     nodes = {k: n for k, n in nodes_by_key(program).items() if _counts(n)}
     places: dict[_Identity, list[str]] = defaultdict(list)
     for key, node in nodes.items():
@@ -69,7 +70,7 @@ def transfer(
         found = known.get(identity)
         for key in keys:
             node = nodes[key]
-            body = _body_runs(key, trips)
+            body = _body_runs(key, body_runs)
             if found is None:
                 costs[key], times[key] = _fused(node, known) or _added(node), 1.0
                 continue
@@ -128,14 +129,29 @@ def _known(profile: Profile, profiled: Program) -> dict[_Identity, Known]:
     return made
 
 
-def _trips(profile: Profile) -> dict[str, float]:
-    return {one.loop: one.runs * one.trips for one in profile.loops}
+def loop_trips(
+    profile: Profile, profiled: Program, program: Program
+) -> dict[str, tuple[float, float]]:
+    """How often each loop of ``program`` begins an iteration, and its trips each time.
+
+    A loop that a pass has split off another one runs as often as the one on the same line.
+    """
+    known = {one.loop: (one.runs, one.trips) for one in profile.loops}
+    lines = {
+        _line(node): known[key]
+        for key, node in nodes_by_key(profiled).items()
+        if is_call(node, LOOP) and key in known
+    }
+    for key, node in nodes_by_key(program).items():
+        if is_call(node, LOOP) and key not in known and _line(node) in lines:
+            known[key] = lines[_line(node)]
+    return known
 
 
-def _body_runs(key: str, trips: Mapping[str, float]) -> float:
+def _body_runs(key: str, runs: Mapping[str, float]) -> float:
     """How often the body that a node lies in runs an iteration."""
     around = key.rpartition("/")[0]
-    return trips.get(around, 1.0) if around else 1.0
+    return runs.get(around, 1.0) if around else 1.0
 
 
 def _counts(node: fx.Node) -> bool:
@@ -143,7 +159,11 @@ def _counts(node: fx.Node) -> bool:
 
 
 def _identity(node: fx.Node) -> _Identity:
-    return op_of(node).name, str(facts.get(node).origin.where)
+    return op_of(node).name, _line(node)
+
+
+def _line(node: fx.Node) -> str:
+    return str(facts.get(node).origin.where)
 
 
 def _calls(node: fx.Node) -> int:

@@ -41,6 +41,10 @@ def test_finds_the_fastest_of_several() -> None:
     assert share([0.30, 0.24, 0.20, 0.31], {2}) >= 0.95
 
 
+def test_a_small_gain_in_noise_is_looked_at_for_longer() -> None:
+    assert share([0.2, 0.19], {1}, noise=0.05) >= 0.75
+
+
 def test_keeps_eager_when_nothing_beats_it() -> None:
     assert share([0.20, 0.23, 0.26, 0.22], {0}) >= 0.95
 

@@ -140,3 +140,33 @@ def test_scaling_keeps_the_cores_that_are_busy() -> None:
     assert scaled(two_threads, 0.5, 10).demand == pytest.approx(2.0)
     assert scaled(two_threads, 1.0, 10) is two_threads
     assert scaled(Cost(5 * CALL_S, 5 * CALL_S), 0.25, 10).run_s == pytest.approx(5 * CALL_S)
+
+
+SPLIT = """
+def ppo(obs0, *, env, log):
+    for t, obs in roll(0, 4, 1, obs=obs0):
+        a = act(obs)
+        r = step(a, env)
+        yield r
+    for t_2, seen in roll_late(0, 4, 1, seen=obs0):
+        v = late(seen)
+        yield v
+    return roll.obs
+"""
+
+
+def test_a_loop_split_off_another_one_has_its_trips() -> None:
+    made = program(SPLIT)
+    nodes = nodes_by_key(made)
+    for key in ("roll_late", "roll_late/v"):
+        node = nodes[key]
+        facts.put(node, origin=facts.get(node).origin.stamped("defer"))
+    plain = program(PLAIN)
+    for of in (made, plain):
+        roll = nodes_by_key(of)
+        for key in ("roll", "roll_late"):
+            if key in roll:
+                facts.put(roll[key], origin=facts.Origin(SourceLocation("user.py", 7, 0)))
+    costs, times = transfer(PROFILE, plain, made, shards=2)
+    assert times["roll_late/v"] == 1.0
+    assert costs["roll_late/v"].run_s == pytest.approx(2e-3), "not the work of all trips, each trip"
