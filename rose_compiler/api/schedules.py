@@ -1,20 +1,24 @@
-"""One candidate, built and ready to run."""
+"""One candidate: built from a program by passes, emitted, loaded, and ready to run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 from rose_compiler.api.tracing import Trace
 from rose_compiler.base.decision import Decision
-from rose_compiler.codegen.emit import Emitted
-from rose_compiler.codegen.load import load
+from rose_compiler.base.knobs import Settings
+from rose_compiler.base.remarks import Remark, RemarkLog
+from rose_compiler.codegen.emit import Emitted, emit
+from rose_compiler.codegen.load import copied_from, edited, load
 from rose_compiler.codegen.timed import Timer
 from rose_compiler.ir.ops import Op
 from rose_compiler.ir.program import Program
-from rose_compiler.passes.manager import History
+from rose_compiler.passes.base import Pass, PassContext
+from rose_compiler.passes.manager import History, PassManager
 from rose_compiler.runtime.support import Runtime
 
 
@@ -64,3 +68,45 @@ class Schedule:
             finally:
                 trace.spans, trace.faults = spans, self.emitted.faults
                 trace.own = [(timer.statements[k], a, b) for k, a, b in timer.taken]
+
+
+def built(
+    program: Program,
+    context: PassContext,
+    passes: Sequence[Pass],
+    settings: Settings,
+    folder: Path | None,
+    log: RemarkLog,
+) -> Schedule:
+    """What the passes make of a program, which they rewrite, for the decision in ``context``.
+
+    Dumps go to ``folder``. A file that ``settings`` name is run in place of the emitted code, if it
+    is a copy of it; if not, ``log`` says so. Raises what a pass raises.
+    """
+    manager = PassManager.of(passes, settings)
+    manager.dump_dir = folder
+    history = manager.run(program, context)
+    emitted = emit(program)
+    if folder is not None:
+        name = f"{program.name}.{len(history):02d}-emitted.py"
+        (folder / name).write_text(emitted.source, encoding="utf-8")
+    if settings.edit is not None:
+        emitted = _edited(emitted, settings.edit, log)
+    return Schedule(context.options, program, history, emitted, load(emitted))
+
+
+def _edited(emitted: Emitted, path: str, log: RemarkLog) -> Emitted:
+    found = edited(emitted, path)
+    if found is emitted:
+        other = copied_from(Path(path).read_text(encoding="utf-8"))
+        why = f"{path} is a copy of {other!r}, so it is not run here"
+        log.add(Remark("note", "edit", (), "other-program", why))
+    return found
+
+
+def changed(path: str | None) -> int:
+    """When a file was last written, in nanoseconds; 0 for one that is not there."""
+    try:
+        return 0 if path is None else Path(path).stat().st_mtime_ns
+    except OSError:
+        return 0

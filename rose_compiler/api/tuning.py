@@ -243,19 +243,23 @@ class Tuning:
 
     def _unadopted(self, chooser: Chooser) -> Chooser:
         """The search, begun if what is in force comes from an earlier run."""
-        self._work.stop()
+        self._work.drop()
         if self._adopted:
             self._adopted = False
             chooser = self._chooser = Chooser(chooser.candidates, budget_s=self.options.tune_budget)
             self.limit(self._iterations)
         return chooser
 
+    def interrupted(self) -> None:
+        """An iteration did not get to its end: nothing that watched it stays switched on."""
+        self._work.drop()
+        self.progress.close()
+
     def raised(self, decision: Decision | None, error: Exception, emitted: Emitted | None) -> None:
         """An iteration ended in an exception, which goes on to the user: states have moved, so it
         can't be run again another way. Only if it comes from the emitted code, or memory ran out,
         is it held against the schedule."""
-        self._work.stop()
-        self.progress.close()
+        self.interrupted()
         if emitted is None:
             return
         out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)

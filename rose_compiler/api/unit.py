@@ -4,45 +4,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import torch
-
 from rose_compiler.api import objects
+from rose_compiler.api.building import Building
 from rose_compiler.api.cache import Entry, folder
 from rose_compiler.api.checking import Checker
 from rose_compiler.api.cores import CoreQuotas
 from rose_compiler.api.costing import forecast
-from rose_compiler.api.memory import Memory
 from rose_compiler.api.options import Options
 from rose_compiler.api.orders import OrderCheck
-from rose_compiler.api.probing import Prober
 from rose_compiler.api.profiling import Profiling
 from rose_compiler.api.schedules import Schedule
 from rose_compiler.api.tracing import Trace, Tracer
 from rose_compiler.api.tuning import Tuning
-from rose_compiler.api.watching import Watch, copy_program
 from rose_compiler.api.worlds import World
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
-from rose_compiler.base.knobs import Settings
-from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
-from rose_compiler.codegen.emit import Emitted, emit
-from rose_compiler.codegen.load import copied_from, edited, load
+from rose_compiler.base.remarks import Blocker, RemarkLog
 from rose_compiler.ir import interp
-from rose_compiler.ir.losses import Loss
 from rose_compiler.ir.program import Program
-from rose_compiler.passes.base import PassContext
-from rose_compiler.passes.manager import PassManager
 from rose_compiler.passes.pipeline import PIPELINE
 from rose_compiler.runtime.memory import Peaks
-from rose_compiler.runtime.optimizers import why_not_fused
 from rose_compiler.runtime.support import Runtime
 
 
-class Unit:
+class Unit(Building):
     """What is recorded, scheduled and run again and again: one training iteration.
 
     ``program`` is the program as captured, effects and graphs included once it has run: the whole
@@ -52,13 +39,9 @@ class Unit:
     def __init__(
         self, program: Program, options: Options, log: RemarkLog, tracer: Tracer | None = None
     ) -> None:
-        self.program = program
-        self.options = options
-        self.log = log
+        super().__init__(program, options, log)
         self.tracer = tracer or Tracer()
         self.profiling = Profiling()
-        self.memory = Memory(options.memory_limit, log)
-        self.text = ""
         self.recorded = False
         self.checked = 0  # comparisons of the last iteration in checking mode
         self.orders_checked = 0  # iterations whose lanes were run and compared, in that mode
@@ -66,13 +49,9 @@ class Unit:
         self.make: Any = None  # of the arguments: types, shapes, devices
         self.together = 1  # trips of the user's loop that one run makes
         self.trips = 0  # iterations that are known to come, as far as loops say
-        self.folder = ""  # below the one that ROSE_DUMP names
         self.last: Schedule | None = None
-        self.schedules: dict[tuple[Decision, Settings, int], Schedule] = {}
         self._tuning: Tuning | None = None
-        self.watch = Watch(program, log)
         self.cores = CoreQuotas(log)
-        self._asked: tuple[Decision, Settings, Schedule] | None = None  # what was built last
 
     def run(
         self,
@@ -115,6 +94,21 @@ class Unit:
         tuning = self.tuning(eager is not None)
         if self.options.check or knobs.current().verify >= 2:
             return self._checked(tuning, values, states)
+        try:
+            return self._iteration(tuning, values, states, runtime, eager)
+        except BaseException:  # Ctrl-C among them: no counter and no line may stay behind
+            tuning.interrupted()
+            raise
+
+    def _iteration(
+        self,
+        tuning: Tuning,
+        values: Mapping[str, Any],
+        states: Mapping[str, Any],
+        runtime: Runtime,
+        eager: Callable[[], Any] | None,
+    ) -> Any:
+        """Run one iteration by the schedule whose turn it is, and take note of what it took."""
         if self._wants_baseline(tuning):
             self.profiling.baseline_done = True
             done, result = self._baseline(runtime, values, states, tuning, Decision())
@@ -275,9 +269,7 @@ class Unit:
         """More is known of the program: schedules are built and compared anew."""
         self.program, self.text = self.watch.program, self.watch.text
         self.recorded = True
-        self.schedules.clear()
-        self.memory.forget()
-        self._asked = None
+        self.forget()
         self.last = self._tuning = None
 
     def tuning(self, eager: bool = True) -> Tuning:
@@ -331,8 +323,8 @@ class Unit:
 
     def memory_of(self, decision: Decision, width: int) -> str:
         """What is known of the memory of all schedules built so far, and of one in full."""
-        for built in (*self.schedules.values(), self.build(decision)):
-            self.memory.estimate(built.decision, self.program, built.program)
+        for one in (*self.schedules.values(), self.build(decision)):
+            self.memory.estimate(one.decision, self.program, one.program)
         return self.memory.render(decision, width)
 
     def forecast(self, decision: Decision) -> float | None:
@@ -346,91 +338,3 @@ class Unit:
             return None
         shards = max((len(s) for s in self.shards().values()), default=1)
         return forecast(base.profile, base.program, plan, base.machine, shards)
-
-    def shards(self) -> dict[str, tuple[int, ...]]:
-        """Rows of each shard of every simulator among the states, by the state's name."""
-        return objects.shards(self.program.objects)
-
-    def asynchronous(self) -> frozenset[str]:
-        """Simulators whose shards step beside the caller by themselves."""
-        return objects.asynchronous(self.program.objects)
-
-    def optimizers(self) -> dict[str, str | None]:
-        """Why steps of each optimizer can't be fused, by state name; ``None`` where they can."""
-        found = objects.below(self.program.objects, lambda x: isinstance(x, torch.optim.Optimizer))
-        return {name: why_not_fused(optimizer) for name, optimizer in found.items()}
-
-    def _compilable(self) -> bool:
-        """Whether a loss can be compiled together with its ``backward``."""
-        return any(isinstance(loss, Loss) for loss in self.watch.losses.values())
-
-    def context(self, decision: Decision, program: Program) -> PassContext:
-        """What passes may know while they rewrite ``program`` for one decision."""
-        return PassContext(
-            numerics=self.options.numerics,
-            options=decision,
-            shards=self.shards(),
-            asynchronous=self.asynchronous(),
-            probe=Prober(program, self.watch.examples, self.options.numerics == "bitwise"),
-            run_ahead=self.options.run_ahead,
-            # while schedules are tried, one that is too large is left out as a whole
-            memory_limit=None if self.tuning().tuned else self.memory.left,
-            optimizers=self.optimizers(),
-            examples=self.watch.examples,
-            losses=self.watch.losses if decision.compile else {},
-        )
-
-    def build(self, decision: Decision) -> Schedule:
-        """The schedule of one decision under the settings in force; built once."""
-        now = knobs.current()
-        if self._asked is not None and self._asked[0] is decision and self._asked[1] is now:
-            return self._asked[2]
-        # what only matters while it runs
-        settings = replace(now, interp=False, serial=False, trace=None, cache=knobs.AUTO)
-        key = (decision, settings, _changed(settings.edit))
-        found = self.schedules.get(key)
-        if found is None:
-            found = self.schedules[key] = self._built(decision, settings)
-        if now.edit is None:
-            self._asked = (decision, now, found)
-        return found
-
-    def _built(self, decision: Decision, settings: Settings) -> Schedule:
-        program = copy_program(self.program)
-        passes = PIPELINE if self.options.passes is None else self.options.passes
-        manager = PassManager.of(passes, settings)
-        folder = self._dump_folder(decision, settings)
-        manager.dump_dir = folder
-        history = manager.run(program, self.context(decision, program))
-        emitted = emit(program)
-        if folder is not None:
-            name = f"{program.name}.{len(history):02d}-emitted.py"
-            (folder / name).write_text(emitted.source, encoding="utf-8")
-        if settings.edit is not None:
-            emitted = self._edited(emitted, settings.edit)
-        return Schedule(decision, program, history, emitted, load(emitted))
-
-    def _dump_folder(self, decision: Decision, settings: Settings) -> Path | None:
-        if settings.dump is None:
-            return None
-        folder = Path(settings.dump) / self.folder
-        if not self.tuning().tuned:
-            return folder
-        # several schedules are built; each has a folder, or the last one would be all that is left
-        return folder / str(decision).replace("=", "-").replace(" ", "_")
-
-    def _edited(self, emitted: Emitted, path: str) -> Emitted:
-        found = edited(emitted, path)
-        if found is emitted:
-            other = copied_from(Path(path).read_text(encoding="utf-8"))
-            why = f"{path} is a copy of {other!r}, so it is not run here"
-            self.log.add(Remark("note", "edit", (), "other-program", why))
-        return found
-
-
-def _changed(path: str | None) -> int:
-    """When a file was last written, in nanoseconds; 0 for one that is not there."""
-    try:
-        return 0 if path is None else Path(path).stat().st_mtime_ns
-    except OSError:
-        return 0

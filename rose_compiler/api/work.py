@@ -21,19 +21,24 @@ class WorkMeter:
 
     def start(self) -> None:
         """Count from here."""
-        self.stop()
+        self.drop()
         self._steps = 0
         self._handle = register_optimizer_step_post_hook(self._count)
 
     def _count(self, *_: object) -> None:
         self._steps += 1
 
+    def drop(self) -> None:
+        """Count no longer: what has begun did not get to its end, and says nothing."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
     def stop(self) -> bool:
         """Whether the iteration since :meth:`start` was a usual one."""
         if self._handle is None:
             return True
-        self._handle.remove()
-        self._handle = None
+        self.drop()
         if self._usual is None or self._steps == self._usual:
             self._usual, self._others = self._steps, 0
             return True

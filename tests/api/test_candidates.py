@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import torch
+from torch.optim import optimizer
 
 import rose_compiler
-from rose_compiler.api import unit as units
+from rose_compiler.api import schedules
+from rose_compiler.api.work import WorkMeter
 from rose_compiler.base.decision import Decision
 from rose_compiler.ir.program import Program
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes.base import context_of
 from rose_compiler.passes.pipeline import pipeline
-from tests.api.loops import Training, differing, iteration
+from tests.api.loops import Drift, Training, differing, iteration
 
 
 @pytest.fixture
@@ -75,7 +78,7 @@ def test_without_tuning_the_exception_of_a_pass_names_the_pass(training: Trainin
 def test_a_candidate_whose_code_fails_is_not_run_again(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = units.load
+    real = schedules.load
     ran = []
 
     def load(emitted: Any, **options: Any) -> Any:
@@ -85,14 +88,14 @@ def test_a_candidate_whose_code_fails_is_not_run_again(
         if "shard:1" in text:
             lines.insert(at + 1, "    note_a_run()")
             lines.insert(at + 2, "    name_that_is_nowhere")
-        made = units.replace(
+        made = replace(
             emitted,
             source="\n".join(lines),
             namespace={**emitted.namespace, "note_a_run": lambda: ran.append(1)},
         )
         return real(made, **options)
 
-    monkeypatch.setattr(units, "load", load)
+    monkeypatch.setattr(schedules, "load", load)
     fast = rose_compiler.compile(iteration, numerics="bitwise")
     begin(fast, training)
     raised = 0
@@ -147,6 +150,35 @@ def test_the_users_own_exception_is_raised_and_drops_nobody(training: Training) 
     assert not [r for r in fast._log if r.code == "candidate-failed"]
     assert differing(training.bits(), eager_bits(6)) == []
     fast.close()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, LookupError])
+def test_an_iteration_that_ends_early_leaves_no_counter_behind(
+    training: Training, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    fast = rose_compiler.compile(iteration, numerics="bitwise")
+    begin(fast, training)
+    monkeypatch.setattr(Drift, "broken", error())
+    before = dict(optimizer._global_optimizer_post_hooks)
+    with pytest.raises(error):
+        training.run(fast)
+    assert dict(optimizer._global_optimizer_post_hooks) == before
+    fast.close()
+
+
+def test_what_was_not_run_to_its_end_does_not_say_what_is_usual() -> None:
+    weights = torch.nn.Parameter(torch.ones(2))
+    weights.grad = torch.ones(2)
+    sgd, meter = torch.optim.SGD([weights]), WorkMeter()
+    meter.start()  # of a schedule that then could not be built
+    meter.start()
+    sgd.step()
+    assert meter.stop()
+    for steps, usual in ((1, True), (0, False), (1, True)):
+        meter.start()
+        for _ in range(steps):
+            sgd.step()
+        assert meter.stop() is usual
 
 
 def test_memory_that_runs_out_drops_the_candidate(
