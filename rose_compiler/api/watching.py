@@ -23,6 +23,7 @@ from rose_compiler.frontend.record import Record, Recorder
 from rose_compiler.frontend.scalar import is_scalar
 from rose_compiler.frontend.source import is_user_type
 from rose_compiler.frontend.states import refine
+from rose_compiler.frontend.unroll import unroll
 from rose_compiler.ir import bodies, interp
 from rose_compiler.ir.dump import dump
 from rose_compiler.ir.effects import EVERYTHING
@@ -156,6 +157,7 @@ class Watch:
             self.held = hold_back(program, original, record, self._first_run, log)
         moved = record.moved(copies)
         promote(program, moved, log)
+        unroll(program, moved, log)
         self.examples = _examples(moved)
         self._losses = None
         self._traceable = moved

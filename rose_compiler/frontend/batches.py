@@ -10,6 +10,7 @@ from typing import Any
 import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
+from rose_compiler.frontend.graphs import whole_or_single
 from rose_compiler.frontend.record import Example, Record, spec_of
 from rose_compiler.frontend.scope import Static
 from rose_compiler.frontend.separable import NOT_STATIC, separable_block
@@ -60,7 +61,10 @@ def _prove(node: fx.Node, rows: int, record: Record, examples: dict[str, Any]) -
     if op.kind == "graph":
         assert op.body is not None
         loose = any_rows(op.body, batched)
-        axes = row_axes(op.body if isinstance(loose, Blocker) else loose, batched)
+        body = op.body if isinstance(loose, Blocker) else loose
+        axes = row_axes(body, batched)
+        if axes and body is not op.body:
+            op.body, op.impl = body, whole_or_single(body)
         if not axes:
             op.attributes["rows"] = batched  # for passes that take a draw out and try again
     else:

@@ -19,7 +19,7 @@ from rose_compiler.ir import facts
 from rose_compiler.ir.deps import Dependences
 from rose_compiler.ir.effects import RNG_TORCH, related
 from rose_compiler.ir.ops import STATE, Op, Signature
-from rose_compiler.ir.program import Program, is_call, is_item, is_state, op_of
+from rose_compiler.ir.program import Program, is_call, is_item, is_state, op_of, output_node
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.ir.state_node import state_node
 
@@ -221,7 +221,7 @@ def _install(
     lines = tuple(line for n in run.nodes for line in op_of(n).source)
     op = Op(
         signature,
-        traced.gm.forward if len(outputs) != 1 else _single(traced.gm.forward),
+        whole_or_single(traced.gm),
         kind="graph",
         body=traced.gm,
         source=lines,
@@ -305,7 +305,13 @@ def names_of(inputs: Sequence[fx.Node]) -> list[str]:
     return list(taken)
 
 
-def _single(forward: Callable[..., Any]) -> Callable[..., Any]:
+def whole_or_single(body: fx.GraphModule) -> Callable[..., Any]:
+    """What computes a traced operation: its one result, or all as a tuple."""
+    forward = body.forward
+    returned = output_node(body.graph).args[0]
+    if not isinstance(returned, tuple | list) or len(returned) != 1:
+        return forward
+
     def first(*args: Any) -> Any:
         return forward(*args)[0]
 

@@ -13,11 +13,12 @@ which they follow from the operand.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
-from rose_compiler.ir import separable_math, separable_nn, separable_shapes
+from rose_compiler.ir import facts, separable_math, separable_nn, separable_shapes, separable_spread
 from rose_compiler.ir.functions import name_of
 from rose_compiler.ir.program import output_node, placeholders
 from rose_compiler.ir.separable_base import (
@@ -31,12 +32,15 @@ from rose_compiler.ir.separable_base import (
     name_of_call,
     shape_of,
 )
+from rose_compiler.ir.separable_spread import resized
 from rose_compiler.ir.slice import draws_random, writes_in_place
+from rose_compiler.ir.spread import spread
 
 RULES: dict[str, Rule] = {
     **separable_math.RULES,
     **separable_nn.RULES,
     **separable_shapes.RULES,
+    **separable_spread.RULES,
 }
 
 #: Functions that make a tensor of an array, or of a tensor, row by row.
@@ -52,11 +56,10 @@ def separable(gm: fx.GraphModule, batched: Mapping[str, int]) -> dict[str, int] 
     rows = _follow(gm, batched)
     if isinstance(rows, Blocker):
         return rows
-    if rows.literals:
-        node, position = next(iter(rows.literals.items()))
+    if fixed := (*rows.literals, *rows.spreads):
         return Blocker(
             "not-proven-separable",
-            f"`{node.name}` fixes the number of rows, {position.size}, in its sizes",
+            f"`{fixed[0].name}` fixes the number of rows, {rows.count}, in its sizes",
             "write -1, or a size taken from the operand, in its place",
         )
     return _results(gm, rows)
@@ -70,7 +73,7 @@ def any_rows(gm: fx.GraphModule, batched: Mapping[str, int]) -> fx.GraphModule |
     rows = _follow(gm, batched)
     if isinstance(rows, Blocker):
         return rows
-    if not rows.literals:
+    if not rows.literals and not rows.spreads:
         return gm
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -78,6 +81,17 @@ def any_rows(gm: fx.GraphModule, batched: Mapping[str, int]) -> fx.GraphModule |
     for node, literal in rows.literals.items():
         copies[node].args = (copies[node].args[0], *literal.sizes)
         copies[node].kwargs = {}
+    for node, found in rows.spreads.items():
+        one, like = copies[node], copies[found.like]
+        one.args = resized(one, found.sizes)
+        (user,) = one.users
+        with graph.inserting_before(user):
+            made = graph.call_function(spread, (one, found.axis, like, found.like_axis))
+        user.replace_input_with(one, made)
+        facts.copy(node, made)
+        known = facts.get(node).spec
+        assert known is not None
+        facts.put(one, spec=replace(known, shape=found.one_row(known.shape)))
     return fx.GraphModule(gm, graph)
 
 

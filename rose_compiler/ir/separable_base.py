@@ -36,12 +36,28 @@ class Literal:
     sizes: tuple[Any, ...]
 
 
+@dataclass(frozen=True)
+class Spread:
+    """A call that makes as many equal rows as there are: ``sizes`` for one row, the axis of the
+    rows, and a batch to take their number from."""
+
+    sizes: tuple[Any, ...]
+    axis: int
+    like: fx.Node
+    like_axis: int
+
+    def one_row(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the call's result for one row."""
+        return tuple(1 if k == self.axis else n for k, n in enumerate(shape))
+
+
 @dataclass
 class Rows:
     """The axis of every value so far, and the calls that fix the number of rows."""
 
     axes: dict[fx.Node, Axis] = field(default_factory=dict)
     literals: dict[fx.Node, Literal] = field(default_factory=dict)
+    spreads: dict[fx.Node, Spread] = field(default_factory=dict)
     count: int | None = None
 
     def start(self, node: fx.Node, axis: int) -> None:

@@ -171,20 +171,6 @@ def _repeat_interleave(call: Call) -> Axis:
     return axis
 
 
-def _cat(call: Call) -> Axis:
-    parts = [p for p in call.args[0] if is_tensor(p)]
-    dim = normal_dim(call.arg(1, "dim", 0), len(call.shape))
-    axes = {call.axis(p) for p in parts}
-    if len(axes) != 1:
-        call.refuse(
-            "not-proven-separable", "some of the parts are not batched, or along other axes"
-        )
-    axis = call.row_axis(parts[0])
-    if dim == axis:
-        call.coupled("joins along")
-    return axis
-
-
 def _stack(call: Call) -> Axis:
     parts = call.args[0]
     dim = normal_dim(call.arg(1, "dim", 0), len(call.shape))
@@ -349,7 +335,6 @@ RULES: dict[str, Rule] = {
     "broadcast_tensors": _broadcast,
     **dict.fromkeys(("repeat", "tile"), _repeat),
     "repeat_interleave": _repeat_interleave,
-    "cat": _cat,
     "stack": _stack,
     **dict.fromkeys(
         ("split", "chunk", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split"),

@@ -183,6 +183,10 @@ class TestGraphs:
             lambda x: F.one_hot((x[:, 0, 0] > 0).long(), 2),
             lambda x: x.gather(1, (x > 0).long()),
             lambda x: F.pad(x, (1, 1)).sort(-1).values,
+            lambda x: torch.cat([x, torch.ones(3, 1).expand(ROWS, 3, 1)], 2),
+            lambda x: torch.cat([torch.full((ROWS, 3, 1), 0.5), x], -1),
+            lambda x: torch.cat([torch.zeros(ROWS, 1, 2), x, torch.ones((ROWS, 1, 2))], 1),
+            lambda x: torch.cat([x, torch.ones(1).broadcast_to((ROWS, 3, 1))], 2),
         ],
     )
     def test_calls(self, fn: Callable[[Tensor], Any]) -> None:
@@ -244,6 +248,9 @@ class TestGraphs:
             lambda x: x.unsqueeze(1).squeeze(),  # one row would lose its axis
             lambda x: torch.linalg.svdvals(x.unsqueeze(-1)),  # no rule
             lambda x: F.one_hot(x.long().abs()),
+            lambda x: torch.cat([x, torch.arange(float(ROWS)).unsqueeze(1)], 1),
+            lambda x: torch.cat([x, (ones := torch.ones(ROWS, 1))], 1) * ones.sum(),
+            lambda x: torch.cat([x, torch.arange(float(ROWS))[:, None].expand(ROWS, 2)], 1),
         ],
     )
     def test_unknown(self, fn: Callable[[Tensor], Any]) -> None:

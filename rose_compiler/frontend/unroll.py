@@ -1,0 +1,116 @@
+"""Short loops between an observation and its action become straight statements.
+
+A policy that refines its action in a few steps (a denoising loop) stands as a loop between the
+simulator's observation and its next step. Its trips written out one behind the other, the passes
+see what each of them computes: they trace it, draw its random numbers whole, and let groups of the
+batch go through it apart. Program order, and so all that it means, stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch.fx as fx
+
+from rose_compiler.base.remarks import RemarkLog
+from rose_compiler.frontend.record import Record
+from rose_compiler.ir import bodies
+from rose_compiler.ir.deps import title
+from rose_compiler.ir.ops import BRANCH, LOOP
+from rose_compiler.ir.program import LoopView, Program, Value, is_call, is_item, op_of
+from rose_compiler.ir.rewriter import Rewriter
+
+PASS = "unroll"
+#: Trips, and operations of all trips together, that are written out at most.
+MAX_TRIPS, MAX_OPERATIONS = 16, 256
+
+
+def unroll(program: Program, record: Record, log: RemarkLog) -> int:
+    """Write out short loops that a simulator's step waits for in its own loop; how many there were.
+
+    Copies of an operation count as seen with the values that it was first called with: ``record``
+    goes on to fit.
+    """
+    rewriter = Rewriter(program, log, PASS)
+    done = 0
+    for loop in program.loops():
+        for inner in list(_between(loop)):
+            if (trips := _trips(inner, record)) is not None:
+                rewriter.applied(
+                    inner.node,
+                    f"{title(inner.node)} makes {trips} trips on the way to a step: they are "
+                    "written out",
+                )
+                _write_out(inner, rewriter, record)
+                done += 1
+    return done
+
+
+def _between(loop: LoopView) -> Iterator[LoopView]:
+    """The loops of a body on the way from what its trips hand on to the action of a step."""
+    steps = [n for n in loop.graph.nodes if is_call(n) and op_of(n).kind == "step"]
+    if len(steps) != 1:
+        return
+    before = _reached(steps, lambda n: n.all_input_nodes)
+    behind = _reached(list(loop.carried), lambda n: list(n.users))
+    for node in loop.graph.nodes:
+        if is_call(node, LOOP) and node in before and node in behind:
+            yield LoopView(node)
+
+
+def _reached(start: list[fx.Node], following: Any) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    todo = list(start)
+    while todo:
+        for node in following(todo.pop()):
+            if node not in found:
+                found.add(node)
+                todo.append(node)
+    return found
+
+
+def _trips(loop: LoopView, record: Record) -> int | None:
+    """The number of trips of a loop that can be written out; ``None`` for any other."""
+    known = loop.facts
+    if known.kind != "range" or known.wrapper or known.threads or bodies.exits(loop.graph):
+        return None
+    if len(loop.bounds) != 3 or any(type(b) is not int for b in loop.bounds):
+        return None
+    trips = len(range(*loop.bounds))
+    inner = [n for n in loop.graph.nodes if n.op == "call_function" and not is_item(n)]
+    if not 1 <= trips <= MAX_TRIPS or trips * len(inner) > MAX_OPERATIONS:
+        return None
+    if any(is_call(n, LOOP) or is_call(n, BRANCH) for n in inner):
+        return None
+    blocks = [n for n in inner if is_call(n) and op_of(n).kind != "builtin"]
+    if any(n not in record.examples or op_of(n).kind == "step" for n in blocks):
+        return None
+    return trips if all(is_item(u) for u in loop.node.users) else None
+
+
+def _write_out(loop: LoopView, rewriter: Rewriter, record: Record) -> None:
+    handed: list[Value] = list(loop.carried_init)
+    outer = dict(zip(loop.captured_params, loop.captured, strict=True))
+    for number in range(*loop.bounds):
+        known: dict[fx.Node, Any] = {loop.index: number, **outer}
+        known.update(zip(loop.carried, handed, strict=True))
+        for node in list(loop.graph.nodes):
+            if node.op == "call_function":
+                known[node] = rewriter.clone(node, known, before=loop.node)
+                _seen_alike(record, node, known[node])
+        handed = [known.get(v, v) if isinstance(v, fx.Node) else v for v in loop.carried_next]
+    for picked in list(loop.node.users):
+        rewriter.replace(picked, handed[picked.args[1]])  # type: ignore[index]
+        rewriter.erase(picked)
+    rewriter.erase(loop.node)
+
+
+def _seen_alike(record: Record, node: fx.Node, copy: fx.Node) -> None:
+    """What was seen of an operation holds for its copy."""
+    tables: list[dict[fx.Node, Any]]
+    tables = [record.examples, record.types, record.recorded, record.leaves, record.saved]
+    for table in tables:
+        if node in table:
+            table[copy] = table[node]
+    record.counts[copy] = record.counts[node]
