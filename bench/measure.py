@@ -75,17 +75,20 @@ def abba(
     variants: Mapping[str, Callable[[], object]],
     pairs: int,
     min_seconds: float = MIN_TRIAL,
+    again: int | None = None,
 ) -> Scores:
     """Scores of `pairs` trials of each variant: rounds run forwards and backwards in turn.
 
     Trial r of one variant neighbours trial r of every other, so ratios by index are paired. A
     trial during which other processes took more than `NOISE` of the machine is run again, as long
-    as no more than half as many trials again are run.
+    as no more than half as many trials again are run, or than `again`.
     """
     scores: dict[str, list[float]] = {name: [] for name in variants}
     order = list(variants)
     bystanders, noisy = Bystanders(), 0
     spare = pairs * len(variants) // 2
+    if again is not None:
+        spare = min(spare, again)
     for r in range(pairs):
         for name in order if r % 2 == 0 else reversed(order):
             while True:

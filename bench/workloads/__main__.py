@@ -22,6 +22,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from rich.console import Console
@@ -78,20 +79,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     status = Console(stderr=True)
     found: list[Any] = []
+    new: list[Any] = []
     texts: list[str] = []
     missed = False
+    start = perf_counter()
     for name in names:
         with status.status(name) as line:
 
             def say(what: str, name: str = name, line: Any = line) -> None:
                 line.update(f"{name}: {what}")
+                if not status.is_terminal:
+                    status.print(
+                        f"{perf_counter() - start:5.0f} s  {name}: {what}", highlight=False
+                    )
 
             if args.ablate:
-                found += ablation.ablate(known[name], effort, say)
+                new = ablation.ablate(known[name], effort, say)
+                text = ablation.table(new)
             elif args.adversarial:
-                found.append(verdict(known[name], effort, say))
+                new = [verdict(known[name], effort, say)]
+                text = new[0].text()
             else:
-                found.append(measure_row(known[name], effort, say))
+                new = [measure_row(known[name], effort, say)]
+                text = f"{report.ratios(new)}\n\n{report.details(new[0])}"
+        found += new
+        if len(names) > 1:  # a long run shows what it has
+            print(text, flush=True, end="\n\n")
         if args.json is not None:  # after each: a long run that is cut short keeps the rest
             data = {"machine": measure.machine(), "rows": [asdict(r) for r in found]}
             args.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

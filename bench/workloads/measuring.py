@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._inductor.async_compile import shutdown_compile_workers
 
 import rose_compiler
 from bench import measure
 from bench.handwritten import Clock
+from bench.limits import Late, within
 from bench.measure import Estimate
 from bench.workloads.base import Function, Size, Training, Workload
 
@@ -22,7 +24,7 @@ Say = Callable[[str], None]
 Step = Callable[[], object]
 
 #: Part of the time for tuning after which a training that has not settled is not waited for.
-PATIENCE = 1.5
+PATIENCE = 1.25
 #: Iterations that the compiler is told the run will have: a training, not this measurement. Without
 #: it a function that is itself a loop of steps which train is taken for the whole run when it is
 #: called for the first time, and is not tuned in the calls that follow.
@@ -31,18 +33,24 @@ RUN = 100_000
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: trials of each variant, seconds a trial, pairs to choose by, seconds of
-    tuning for each compiled training, and how capacity is measured."""
+    """How long to measure: trials of each variant, seconds a trial, trials to choose by, seconds of
+    tuning for each compiled training (half of them in bitwise mode, which has fewer schedules to
+    try), how capacity is measured, seconds that `torch.compile` by hand may take, and seconds for
+    the whole row: where they run short, there are fewer trials, but at least `FEWEST`."""
 
     pairs: int = 15
     trial: float = measure.MIN_TRIAL
     selection: int = 3
     budget: float = 60.0
-    capacity_repeats: int = 3
-    capacity_seconds: float = 3.0
+    capacity_repeats: int = 2
+    capacity_seconds: float = 2.0
+    compiling: float = 90.0
+    row: float = 250.0
 
 
-QUICK = Effort(3, 0.1, 1, 10.0, 1, 1.0)
+QUICK = Effort(3, 0.1, 1, 10.0, 1, 1.0, 20.0, 75.0)
+#: Trials of each variant that a row has at least, if as many are asked for.
+FEWEST = 7
 
 
 @dataclass
@@ -60,6 +68,7 @@ class Row:
     chosen: dict[str, str]
     absent: dict[str, str] = field(default_factory=dict)
     noisy: float = 0.0
+    took: float = 0.0
     notes: list[str] = field(default_factory=list)
 
     def ratio(self, slow: str, fast: str) -> Estimate | None:
@@ -139,6 +148,12 @@ class Bench:
         self.notes: list[str] = []
         self.predicted: float | None = None
         self.best_threads = self.threads
+        self.start = perf_counter()
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left for the row."""
+        return self.effort.row - (perf_counter() - self.start)
 
     def fresh(self, size: Size = Size()) -> Training:  # noqa: B008
         """A new training."""
@@ -200,10 +215,16 @@ class Bench:
             # another thread count would compile everything again, so it is the one of E1's update
             threads = self.best_threads
             step = self.step(training, fn, threads)
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), within(self.effort.compiling):
                 warnings.simplefilter("ignore")
                 for _ in range(2):
                     step()
+        except Late:
+            # what it began would go on beside the measurements
+            torch._dynamo.reset()
+            shutdown_compile_workers()
+            self.absent["C"] = f"torch.compile took more than {self.effort.compiling:.0f} s"
+            return
         except Exception as error:
             self.absent["C"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160]}"
             return
@@ -227,8 +248,11 @@ class Bench:
         self.say(f"tuning, {numerics}")
         torch.set_num_threads(self.threads)
         training = self.fresh()
+        budget = self.effort.budget
+        if numerics == "bitwise":
+            budget = max(min(budget / 2, self.left / 3), 5.0)
         try:
-            found = tuned(training.fn, training, self.effort.budget, numerics=numerics)
+            found = tuned(training.fn, training, budget, numerics=numerics)
         except rose_compiler.RoseError as error:
             self.absent[numerics] = str(error).splitlines()[0]
             return None
@@ -291,7 +315,8 @@ def _measure(bench: Bench) -> Row:
     workload, effort = bench.workload, bench.effort
     bench.say("capacity")
     copy = f"from bench.workloads.measuring import single_core; f = single_core({workload.name!r})"
-    capacity = measure.capacity(copy, effort.capacity_repeats, effort.capacity_seconds)
+    # no second attempts beside other load: starting the copies takes longer than measuring
+    capacity = measure.capacity(copy, effort.capacity_repeats, effort.capacity_seconds, retries=0)
     bench.as_written()
     bench.sequential()
     bench.by_hand()
@@ -300,11 +325,18 @@ def _measure(bench: Bench) -> Row:
     bench.compiled("bitwise")
     tail = bench.shortest_tail()
     _, chain = bench.work()
+    seconds = 0.0
     for step in bench.variants.values():
+        before = perf_counter()
         step()
+        seconds += max(effort.trial, perf_counter() - before)
     chain.clear()
-    bench.say(f"{effort.pairs} trials of each of {len(bench.variants)} variants")
-    measured = measure.abba(bench.variants, effort.pairs, effort.trial)
+    pairs = min(effort.pairs, max(FEWEST, int(bench.left / seconds)))
+    if pairs < effort.pairs:
+        bench.notes.append(f"{pairs} trials of each in the time for a row")
+    bench.say(f"{pairs} trials of each of {len(bench.variants)} variants")
+    again = max(0, int((bench.left - pairs * seconds) / seconds * len(bench.variants)))
+    measured = measure.abba(bench.variants, pairs, effort.trial, again)
     scores = measured.seconds
     steps = float(np.median(chain))
     critical = max(steps, tail) if workload.interleaved else steps + tail
@@ -319,7 +351,8 @@ def _measure(bench: Bench) -> Row:
         bench.tuned,
         bench.chosen,
         bench.absent,
-        measured.noisy / (effort.pairs * len(bench.variants)),
+        measured.noisy / (pairs * len(bench.variants)),
+        perf_counter() - bench.start,
         bench.notes,
     )
 
