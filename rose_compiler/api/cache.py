@@ -44,7 +44,10 @@ def folder(settings: Settings) -> Path | None:
     if settings.cache != knobs.AUTO:
         return Path(settings.cache).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
-    return Path(base).expanduser() / "rose_compiler"
+    try:
+        return Path(base).expanduser() / "rose_compiler"
+    except RuntimeError:  # a user without a home, as in some containers, keeps nothing
+        return None
 
 
 def machine() -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import random
 import stat
 from collections.abc import Iterator
@@ -269,6 +270,18 @@ def test_the_users_folder_is_the_default(tmp_path: Path, monkeypatch: pytest.Mon
     assert cache.folder(knobs.current()) == tmp_path / "rose_compiler"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache.folder(knobs.current()) == Path.home() / ".cache" / "rose_compiler"
+
+
+def test_a_user_without_a_home_trains_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME", "ROSE_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def unknown(uid: int) -> Any:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with knobs.knobs(cache=knobs.AUTO):
+        assert cache.folder(knobs.current()) is None
 
 
 def test_a_folder_that_can_not_be_written_is_a_remark(training: Training, kept: Path) -> None:

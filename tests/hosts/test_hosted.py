@@ -211,6 +211,32 @@ def test_what_holds_a_factory_back_is_named() -> None:
         hosted(Learner, host="fork")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"environment": {"OMP_NUM_THREADS": 4}},
+        {"environment": {"A=B": "c"}},
+        {"cores": [-1]},
+        {"cores": []},
+        {"cores": "0"},
+        {"threads": 0},
+    ],
+)
+def test_what_a_process_can_not_be_started_with_is_named(asked: dict[str, Any]) -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigError) as caught:
+        hosted(Learner, **asked)
+    assert str(next(iter(asked))) in str(caught.value)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert os.sched_getaffinity(0)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "ü" * 200])
+def test_any_name_will_do(name: str) -> None:
+    with hosted(Learner, name=name) as learner:
+        learner.ready()
+
+
 def test_what_can_not_travel_is_refused(learner: Hosted) -> None:
     with pytest.raises(RuntimeFault, match="argument of echo"):
         learner.echo(threading.Lock())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -45,7 +46,8 @@ class Child:
     ) -> None:
         """Start a worker, bound to ``cores`` if they are given.
 
-        Raises ``RuntimeFault`` if the system can't.
+        Raises ``RuntimeFault`` if the system can't, ``ConfigError`` for variables that are no text
+        and cores that there are not.
         """
         if not sys.executable:
             raise fail("host-start", f"host {name!r}: this Python does not know its executable")
@@ -66,10 +68,19 @@ class Child:
                     pass_fds=(theirs.fileno(), self.memory),
                     env={**os.environ, **ONE_THREAD, **_python_path(), **(environment or {})},
                 )
-        except OSError as error:
+        except BaseException as error:  # whatever it was, Ctrl-C too: nothing stays open
             self.sock.close()
             os.close(self.memory)
-            raise fail("host-start", f"host {name!r} could not be started: {error}") from error
+            if isinstance(error, OSError):
+                raise fail("host-start", f"host {name!r} could not be started: {error}") from error
+            if isinstance(error, TypeError | ValueError):  # what Popen says of its `env`
+                raise fail(
+                    "config-argument",
+                    f"host {name!r} can't be given these variables: {error}",
+                    expected="environment={name: value}, both of them text",
+                    found=f"environment={dict(environment or {})}",
+                ) from error
+            raise
         finally:
             theirs.close()
         self.pidfd = _open_pidfd(self.process.pid)
@@ -143,7 +154,7 @@ def _stop_running() -> None:
 
 def _anonymous_file(name: str) -> int:
     if hasattr(os, "memfd_create"):
-        return os.memfd_create(f"rose-{name}"[:200], os.MFD_CLOEXEC)
+        return os.memfd_create("rose-" + re.sub(r"\W", "-", name, flags=re.A)[:200], os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
@@ -174,7 +185,15 @@ def _bound(cores: Collection[int] | None) -> Iterator[None]:
         yield
         return
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
+    try:
+        os.sched_setaffinity(0, cores)
+    except (OSError, ValueError, TypeError) as error:
+        raise fail(
+            "config-argument",
+            f"a host can't be bound to these cores: {error}",
+            expected=f"some of {sorted(before)}",
+            found=f"cores={cores!r}",
+        ) from error
     try:
         yield
     finally:

@@ -317,7 +317,7 @@ def hosted(
     Raises:
         FactoryError: if the factory can't be pickled; the message names what holds it back.
         RuntimeFault: ``host-start`` if the process can't be started.
-        ConfigError: for another kind of host.
+        ConfigError: for another kind of host, and for threads, cores and variables that can't be.
     """
     if host not in get_args(Kind):
         raise fail(
@@ -326,6 +326,9 @@ def hosted(
             expected=", ".join(map(repr, get_args(Kind))),
             found=f"host={host!r}",
         )
+    if threads is not None and (type(threads) is not int or threads < 1):
+        what, wanted = "a host runs on one thread at least", "a positive whole number or None"
+        raise fail("config-argument", what, expected=wanted, found=f"threads={threads!r}")
     name = name or getattr(factory, "__name__", "component")
     build = partial(served.Served, factory)
     start: Callable[[], Any]
