@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy rose_compiler
+	$(BIN)/mypy
 
 # what needs one core only, beside the tests of threads, processes and whole trainings
 ALONE := tests/testing tests/ir tests/passes tests/frontend tests/loops

@@ -47,7 +47,7 @@ def graph(seed: int) -> list[Kernel]:
 
     joined: tuple[str, ...] = ()
     for _ in range(rng.randint(1, 4)):
-        ends = []
+        ends: list[str] = []
         for lane in rng.sample(lanes, rng.randint(2, len(lanes))):
             last: tuple[str, ...] = joined
             for _ in range(rng.randint(1, 3)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -19,6 +20,7 @@ from gymnasium.vector import SyncVectorEnv
 from rose_compiler.runtime.hosts import InlineHost, ProcessHost, ThreadHost
 from rose_compiler.runtime.hosts.hosted import hosted
 from rose_compiler.sim import ShardedEnv
+from rose_compiler.sim.shards import BaseShard
 
 
 class Nothing:
@@ -78,9 +80,14 @@ def arrays_there_and_back() -> None:
         array = np.zeros(count, np.float32)
         size = f"{array.nbytes / 1024:.4g} KiB"
         rounds = 2000 if count < 1 << 16 else 200
-        by_memory = measure(lambda a=array: shared.call(a), rounds)
-        by_pickle = measure(lambda a=array: pickled.call("call", a), rounds)
-        publish = measure(lambda a=array: (shared.publish({"w": a}), shared.call()), rounds)
+        by_memory = measure(partial(shared.call, array), rounds)
+        by_pickle = measure(partial(pickled.call, "call", array), rounds)
+
+        def publish_and_call(array: np.ndarray = array) -> None:
+            shared.publish({"w": array})
+            shared.call()
+
+        publish = measure(publish_and_call, rounds)
         print(f"{'hosted, shared memory':26} {size:12} {by_memory}")
         print(f"{'ProcessHost, pickled':26} {size:12} {by_pickle}")
         print(f"{'hosted, published':26} {size:12} {publish}")
@@ -92,7 +99,7 @@ def main() -> None:
     """Print the table."""
     for kind in (InlineHost, ThreadHost, ProcessHost):
         host = kind(Nothing)
-        print(f"{kind.__name__:26} empty call   {measure(lambda h=host: h.call('call'))}")
+        print(f"{kind.__name__:26} empty call   {measure(partial(host.call, 'call'))}")
         host.close()
     arrays_there_and_back()
     for infos in (False, True):
@@ -104,17 +111,20 @@ def main() -> None:
 
         plain = SyncVectorEnv([make])
         plain.reset()
-        print(
-            f"{'SyncVectorEnv, 1 env':26} {what:12} {measure(lambda e=plain, a=actions: e.step(a))}"
-        )
+        print(f"{'SyncVectorEnv, 1 env':26} {what:12} {measure(partial(plain.step, actions))}")
         for hosts in ("inline", "thread", "process"):
             env = ShardedEnv([make], hosts=hosts)
             env.reset()
-            text = measure(lambda e=env, a=actions: e.step(a))
+            text = measure(partial(env.step, actions))
             print(f"{'ShardedEnv, 1 env, ' + hosts:26} {what:12} {text}")
             if hosts == "process":
                 shard = env.shards()[0]
-                payload = measure(lambda s=shard, a=actions: (s.step_async(a), s.step_wait()))
+
+                def step_by_itself(shard: BaseShard = shard, actions: Any = actions) -> None:
+                    shard.step_async(actions)
+                    shard.step_wait()
+
+                payload = measure(step_by_itself)
                 print(f"{'  its shard alone':26} {what:12} {payload}")
             env.close()
 

@@ -89,7 +89,8 @@ def profiling_cost(pairs: int, shape: str = SHAPE) -> tuple[measure.Estimate, me
                 compiled = rose_compiler.compile(iteration, tune=bool(decision) and file.name)
             for _ in range(6):
                 setup.run(compiled)
-            plain, profiled = [], []
+            plain: list[float] = []
+            profiled: list[float] = []
             for k in range(pairs):
                 for ask in (0, 1) if k % 2 else (1, 0):
                     compiled.profile_next(ask)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from rose_compiler.base.gpu import GpuRun, Group, Kernel, VirtualGpu, simulate_gpu
 from rose_compiler.base.machine import Machine, load_machine
@@ -215,11 +216,13 @@ def rows(path: Path = DATA) -> list[Row]:
     found = []
     with path.open(encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
-            times = {
+            times: dict[str, Any] = {
                 name: float(line[name]) if line[name] else None
                 for name in ("rollout", "env", "infer", "train", "invariant")
             }
-            texts = {name: line[name] for name in ("id", "workload", "hardware", "machine", "unit")}
+            texts: dict[str, Any] = {
+                name: line[name] for name in ("id", "workload", "hardware", "machine", "unit")
+            }
             found.append(
                 Row(
                     **texts,

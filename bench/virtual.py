@@ -19,7 +19,7 @@ from rich.table import Table
 from rose_compiler.base.gpu import Group, Kernel, VirtualGpu, simulate_gpu
 from rose_compiler.base.machine import load_machine
 from rose_compiler.runtime.support import Runtime
-from rose_compiler.runtime.virtual import VirtualDevice, Work
+from rose_compiler.runtime.virtual import VirtualDevice, VirtualEvent, Work
 
 MACHINE = load_machine("h200")
 ACT = Work(12e-3, demand=100, serial=0.2, bandwidth=0.5, grain=2.0)
@@ -76,16 +76,16 @@ class Program:
             runtime = Runtime(streams=device)
             act, step = runtime.lane("stream:act"), runtime.lane("stream:step")
             began = perf_counter()
-            pending = [None] * self.shards
+            pending: list[VirtualEvent | None] = [None] * self.shards
             for _ in range(self.steps):
                 for g in range(self.shards):
-                    if pending[g] is not None:
-                        device.reach(pending[g])  # the host reads the observations
+                    if (stepped := pending[g]) is not None:
+                        device.reach(stepped)  # the host reads the observations
                     act.submit(0, device.launch, ACT)
                     with device.use(step.stream):  # type: ignore[attr-defined]
                         device.wait(step.stream, device.record(act.stream))  # type: ignore[attr-defined]
                         device.launch(STEP)
-                    pending[g] = device.record(step.stream)  # type: ignore[attr-defined,call-overload]
+                    pending[g] = device.record(step.stream)  # type: ignore[attr-defined]
             for event in pending:
                 device.reach(event)  # type: ignore[arg-type]
             device.launch(UPDATE)

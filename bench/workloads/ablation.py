@@ -92,7 +92,7 @@ def _random(workload: Workload, effort: Effort, threads: int, stack: ExitStack) 
     tuning = function._last.unit.tuning()
     chooser = tuning._chooser
     rng = random.Random(0)
-    made = [c for c in chooser.candidates if c is None]
+    made: list[Decision | None] = [c for c in chooser.candidates if c is None]
     while len(made) < len(chooser.candidates):
         one = Decision(
             groups=rng.choice([0, 2, 4]),
