@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.ablate:
         texts.append(ablation.table(found))
     elif args.adversarial:
-        texts += [v.text() for v in found]
+        texts += [v.text() for v in found] if len(found) == 1 else []
         missed = any(not v.held for v in found)
     else:
         lines = report.goals(found)

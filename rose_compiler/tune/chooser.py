@@ -387,13 +387,14 @@ class Chooser:
             trials = self.trials[index]
             score = statistics.median(t.score for t in trials) if trials else None
             ratios = self.against_eager.get(index)
+            left = f"undecided in {len(trials)} trials" if self.phase is Phase.SETTLED else ""
             rows.append(
                 Report(
                     decision,
                     len(trials),
                     score,
                     median_interval(ratios) if ratios else None,
-                    self.verdicts.get(index, "" if trials else "not tried"),
+                    self.verdicts.get(index, left if trials else "not tried"),
                 )
             )
         return rows
