@@ -17,7 +17,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from rose_compiler.base import knobs
+from rose_compiler.base import knobs, phases
 from rose_compiler.base.errors import SourceLocation, fail
 from rose_compiler.base.faultmap import FaultMap
 from rose_compiler.base.profile import Span
@@ -76,7 +76,7 @@ class Trace:
 
     def events(self) -> list[dict[str, Any]]:
         """The events: a lane is a thread, the coordinator the first."""
-        lanes = dict.fromkeys(s.lane for s in sorted(self.spans, key=lambda s: s.start_s))
+        lanes = dict.fromkeys(s.lane for s in sorted(self.spans, key=lambda s: s.start_s) if s.lane)
         threads = {COORDINATOR: 0, **{lane: k for k, lane in enumerate(sorted(lanes), 1)}}
         found: list[dict[str, Any]] = [_meta("process_name", 0, f"rose: {self.function}")]
         for lane, thread in threads.items():
@@ -89,6 +89,11 @@ class Trace:
             found.append(self._event(statement.name, statement.kind, 0, start, end, about))
         free: dict[str, float] = {}
         for span in sorted(self.spans, key=lambda s: (s.start_s, s.end_s)):
+            if span.kind == phases.KIND:
+                thread = threads[span.lane or COORDINATOR]
+                name = span.op.rpartition("/")[2]
+                found.append(self._event(name, span.kind, thread, span.start_s, span.end_s, {}))
+                continue
             # what was handed over early began when the lane was free
             start = max(span.start_s, free.get(span.lane, span.start_s))
             free[span.lane] = end = max(start, span.end_s)

@@ -71,7 +71,8 @@ class Span(_Plain):
     all ``None`` where that was not seen. ``label`` is for people.
     ``site`` is the operation's number in the fault map of the code that ran, -1 where there is
     none. What another process runs spans the time from handing over to taking in; ``ran_s`` is
-    when that process itself began and ended, where it says so.
+    when that process itself began and ended, where it says so. ``kind`` is ``"phase"`` for a
+    stretch inside an operation that its author named (``rose_compiler.phase``).
     """
 
     op: str
@@ -87,6 +88,7 @@ class Span(_Plain):
     label: str = ""
     ran_s: tuple[float, float] | None = None
     work_s: float | None = None
+    kind: str = ""
 
     @property
     def duration_s(self) -> float:
@@ -132,7 +134,8 @@ class Timeline(_Plain):
 
     ``waits`` are the times in which the coordinator was blocked on another lane, by the operation
     waited for, ``handoffs`` those in which it handed one over; ``loops`` the trips of each loop,
-    whose ``trip`` ends in the loop's own count; ``activity`` how busy the devices were.
+    whose ``trip`` ends in the loop's own count; ``activity`` how busy the devices were; ``phases``
+    the named stretches inside operations, labelled with the operation that each ran in.
     """
 
     spans: tuple[Span, ...] = ()
@@ -140,6 +143,7 @@ class Timeline(_Plain):
     handoffs: tuple[Span, ...] = ()
     loops: tuple[Span, ...] = ()
     activity: tuple[Activity, ...] = ()
+    phases: tuple[Span, ...] = ()
 
     @property
     def duration_s(self) -> float:
@@ -169,18 +173,18 @@ class Timeline(_Plain):
         """The fields as lists of dictionaries."""
         return {
             name: [s.to_dict() for s in getattr(self, name)]
-            for name in ("spans", "waits", "handoffs", "loops", "activity")
+            for name in ("spans", "waits", "handoffs", "loops", "activity", "phases")
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """What ``to_dict`` wrote."""
-        spans, waits, handoffs, loops = (
+        spans, waits, handoffs, loops, phases = (
             tuple(Span.from_dict(s) for s in data.get(name, ()))
-            for name in ("spans", "waits", "handoffs", "loops")
+            for name in ("spans", "waits", "handoffs", "loops", "phases")
         )
         activity = tuple(Activity.from_dict(a) for a in data.get("activity", ()))
-        return cls(spans, waits, handoffs, loops, activity)
+        return cls(spans, waits, handoffs, loops, activity, phases)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
+from rose_compiler.base import phases
 from rose_compiler.frontend import components
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -75,18 +76,22 @@ def declare(
 
 
 class _Phase:
-    """A named stretch of the user's code. Entering one does nothing by itself."""
+    """A named stretch of the user's code. It is noted while a profile is taken, nothing else."""
 
-    __slots__ = ("name",)
+    __slots__ = ("_start", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self._start: float | None = None
 
     def __enter__(self) -> None:
-        return None
+        if phases.wanted():
+            self._start = phases.enter(self.name)
 
     def __exit__(self, *exc: object) -> None:
-        return None
+        if self._start is not None:
+            start, self._start = self._start, None
+            phases.leave(start)
 
 
 def phase(name: str) -> _Phase:

@@ -8,7 +8,7 @@ makes a :class:`~rose_compiler.base.profile.Profile` of several iterations.
 from __future__ import annotations
 
 import statistics
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +16,7 @@ from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
+from rose_compiler.base import phases
 from rose_compiler.base.machine import Machine
 from rose_compiler.base.marks import Mark, key_of
 from rose_compiler.base.profile import Activity, LoopTime, OpTime, Profile, Span, Timeline
@@ -169,8 +170,12 @@ def timeline(
     samples = [(t - begin, own, mine, theirs) for t, own, mine, theirs in recorded.samples]
     device = [replace(a, start_s=a.start_s - begin, end_s=a.end_s - begin) for a in device]
     by_lane: dict[str, list[Span]] = defaultdict(list)
+    inside = []
     for span in lanes:
-        by_lane[span.lane].append(span)
+        if span.kind == phases.KIND:
+            inside.append(replace(span, start_s=span.start_s - begin, end_s=span.end_s - begin))
+        else:
+            by_lane[span.lane].append(span)
     ran: list[Span] = []
     for lane, submits in walk.submits.items():
         for issued, seen in zip(submits, by_lane.pop(lane, ()), strict=False):
@@ -195,7 +200,26 @@ def timeline(
         tuple(s for submits in walk.submits.values() for s in submits),
         tuple(walk.loops),
         (*device, *cores),
+        _labelled(inside, everything),
     )
+
+
+def _labelled(inside: Sequence[Span], everything: Sequence[Span]) -> tuple[Span, ...]:
+    """Phases with the operation of their lane that each began in."""
+    found = []
+    by_lane: dict[str, list[Span]] = defaultdict(list)
+    for span in sorted(everything, key=lambda s: s.start_s) if inside else ():
+        by_lane[span.lane].append(span)
+    starts = {lane: [s.start_s for s in spans] for lane, spans in by_lane.items()}
+    for phase in inside:
+        at = bisect_right(starts.get(phase.lane, ()), phase.start_s) - 1
+        of = by_lane[phase.lane][at] if at >= 0 else None
+        if of is None or of.end_s < phase.start_s:
+            found.append(replace(phase, label=phase.op))
+            continue
+        label = f"{of.label or of.op}: {phase.op}"
+        found.append(replace(phase, label=label, path=of.path, trip=of.trip, site=of.site))
+    return tuple(found)
 
 
 def _with_cpu(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
+from rose_compiler.base import phases
 from rose_compiler.base.profile import Span
 from rose_compiler.runtime.hosts.pending import Pending, begin
 from rose_compiler.runtime.lanes import Task, ThreadLane, whole_step
@@ -132,6 +133,27 @@ class ShardTask(Task):
             lane.spans.append(span)
 
 
+class RemoteTask(Task):
+    """A call under way in a host; its lane has a ``timeout``."""
+
+    __slots__ = ("start",)
+
+    def __init__(self, lane: HostLane | ComponentLane, site: int) -> None:
+        super().__init__(lane, site)
+        self.start = perf_counter()
+
+    def wait(self) -> Any:
+        if not self.done:
+            self.receive(self.lane.timeout)  # type: ignore[attr-defined]
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    def receive(self, timeout: float | None) -> None:
+        """Take the result in, or what the call raised."""
+        raise NotImplementedError
+
+
 class HostLane:
     """A component in a host (:mod:`rose_compiler.runtime.hosts`): tasks call its methods by name.
 
@@ -209,25 +231,16 @@ class ComponentLane:
         self.settle(self.timeout)
 
 
-class ComponentTask(Task):
+class ComponentTask(RemoteTask):
     """A call under way in a component's host."""
 
-    __slots__ = ("pending", "start")
+    __slots__ = ("pending",)
 
     def __init__(self, lane: ComponentLane, site: int) -> None:
         super().__init__(lane, site)
         self.pending: Pending | None = None
-        self.start = perf_counter()
-
-    def wait(self) -> Any:
-        if not self.done:
-            self.receive(self.lane.timeout)  # type: ignore[attr-defined]
-        if self.error is not None:
-            raise self.error
-        return self.value
 
     def receive(self, timeout: float | None) -> None:
-        """Take the result in, or what the call raised."""
         lane, pending = self.lane, self.pending
         assert isinstance(lane, ComponentLane)
         assert pending is not None
@@ -237,6 +250,8 @@ class ComponentTask(Task):
             lane.failed.append(self)
         lane._running.remove(self)
         self.span(pending.what, pending.times)
+        if pending.phases:
+            phases.note(pending.phases, lane.name)
         self.pending = None
 
     def span(self, what: str, ran: tuple[float, float, float] | None = None) -> None:
@@ -250,25 +265,16 @@ class ComponentTask(Task):
         self.lane.spans.append(span)
 
 
-class HostTask(Task):
-    """A call under way in a host."""
+class HostTask(RemoteTask):
+    """A call of a host's method under way."""
 
-    __slots__ = ("start", "ticket")
+    __slots__ = ("ticket",)
 
     def __init__(self, lane: HostLane, site: int, ticket: Any) -> None:
         super().__init__(lane, site)
         self.ticket = ticket
-        self.start = perf_counter()
-
-    def wait(self) -> Any:
-        if not self.done:
-            self.receive(self.lane.timeout)  # type: ignore[attr-defined]
-        if self.error is not None:
-            raise self.error
-        return self.value
 
     def receive(self, timeout: float | None) -> None:
-        """Take the result in, or what the call raised."""
         lane = self.lane
         assert isinstance(lane, HostLane)
         try:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from rose_compiler.base import phases
 from rose_compiler.base.errors import fail
 from rose_compiler.base.faultmap import FaultMap
 from rose_compiler.base.profile import Span, Timeline
@@ -140,7 +141,8 @@ class Runtime:
         before = self._spans
         self._watch(spans)
         try:
-            yield spans
+            with phases.recording(spans):
+                yield spans
         finally:
             if before is not None:
                 before += spans

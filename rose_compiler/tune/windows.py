@@ -246,6 +246,8 @@ class _Finder:
         self.least_s = least_s
         self.labels = {s.op: s.label or s.op for s in timeline.spans}
         self.spans = Intervals(timeline.spans, lambda s: s.lane)
+        # phases in phases: those of one depth do not overlap
+        self.phases = Intervals(timeline.phases, lambda s: (s.lane, s.op.count("/")))
         self.runs = Intervals(loop_runs(timeline), lambda s: s.path)
         self.trips = Intervals(timeline.loops, lambda s: s.path)
         self.activity = Intervals(timeline.activity, lambda a: a.device)
@@ -253,13 +255,17 @@ class _Finder:
     def cut(self, start: float, end: float) -> Iterator[tuple[float, float]]:
         """The interval in pieces of at least ``least_s``, none of which a loop begins or ends in.
 
-        Where an operation of that length begins or ends a piece ends too; what is shorter stays
-        with the piece in front of it.
+        Where an operation or a named phase of that length begins or ends a piece ends too; what is
+        shorter stays with the piece in front of it.
         """
         hard = {start, end, *_edges(self.runs, start, end, 0.0)}
         for left, right in pairwise(sorted(hard)):
             points = [left]
-            for edge in sorted(set(_edges(self.spans, left, right, self.least_s))):
+            edges = {
+                *_edges(self.spans, left, right, self.least_s),
+                *_edges(self.phases, left, right, self.least_s),
+            }
+            for edge in sorted(edges):
                 if edge - points[-1] >= self.least_s:
                     points.append(edge)
             if len(points) > 1 and right - points[-1] < self.least_s:
@@ -284,7 +290,7 @@ class _Finder:
             None if after is None else self.labels[after.op],
             path,
             self._trip(path, start),
-            tuple(self.labels.get(key, key) for key in running),
+            (*(self.labels.get(key, key) for key in running), *self._phases(start, end)),
         )
         return window, running
 
@@ -304,6 +310,14 @@ class _Finder:
             covered[span.op] += min(end, span.end_s) - max(start, span.start_s)
         ordered = sorted(covered, key=lambda op: -covered[op])
         return tuple(op for op in ordered if covered[op] >= COVERS * (end - start))
+
+    def _phases(self, start: float, end: float) -> tuple[str, ...]:
+        """The named phases that ran in an interval, by how much of it they covered."""
+        covered: dict[str, float] = defaultdict(float)
+        for one in self.phases.overlapping(start, end):
+            covered[one.label or one.op] += min(end, one.end_s) - max(start, one.start_s)
+        ordered = sorted(covered, key=lambda name: -covered[name])
+        return tuple(name for name in ordered if covered[name] >= COVERS * (end - start))
 
     def _trip(self, path: tuple[str, ...], at: float) -> tuple[int, ...]:
         for trip in self.trips.around(at, at):

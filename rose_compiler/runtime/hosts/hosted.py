@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Literal, Self, cast, get_args
 
+from rose_compiler.base import phases
 from rose_compiler.base.errors import RuntimeFault, fail
 from rose_compiler.base.quota import THREADS
 from rose_compiler.runtime.hosts import arrays, parameters, served
@@ -79,7 +80,12 @@ class Hosted:
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         pending = self._begin(method, args, kwargs)
-        return pending if deferring() else pending.result()
+        if deferring():
+            return pending
+        value = pending.result()
+        if pending.phases:
+            phases.note(pending.phases)
+        return value
 
     def _begin(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pending:
         try:
@@ -105,7 +111,7 @@ class Hosted:
             if number < _KEPT:
                 how = served.FULL
                 self._known[key] = number
-        payload = served.CALL.pack(number, place, how, self._version) + rest
+        payload = served.CALL.pack(number, place, how, phases.wanted(), self._version) + rest
         if isinstance(self._host, ProcessHost):
             ticket = self._host.submit_raw(payload, method)
         else:
@@ -124,7 +130,7 @@ class Hosted:
         of.times = (start, end, cpu)
         at = served.ANSWER.size
         length = int.from_bytes(answer[at : at + 8], "little")
-        blob, layouts = pickle.loads(answer[at + 8 : at + 8 + length])
+        blob, layouts, of.phases = pickle.loads(answer[at + 8 : at + 8 + length])
         self._replied = version
         if not layouts:
             return arrays.load(blob, ())

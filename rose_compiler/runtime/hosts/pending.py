@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from rose_compiler.base.phases import Ended
 from rose_compiler.runtime.hosts.host import Ticket
 
 _state = threading.local()
@@ -21,6 +22,7 @@ class Pending:
         "done",
         "error",
         "held",
+        "phases",
         "times",
         "value",
         "version",
@@ -37,6 +39,8 @@ class Pending:
         self.error: BaseException | None = None
         #: When it ran there (start, end, by ``perf_counter``) and its CPU time in seconds.
         self.times: tuple[float, float, float] | None = None
+        #: The phases in it, where they were wanted.
+        self.phases: list[Ended] = []
 
     @property
     def what(self) -> str:

@@ -7,14 +7,17 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from rose_compiler.base import phases
 from rose_compiler.runtime.hosts import arrays
 from rose_compiler.runtime.hosts.parameters import Reader
 from rose_compiler.runtime.hosts.transport import unpicklable_result
 
-#: What a call says: number of its description, place, flags, version of the parameters.
-CALL = struct.Struct("<IBBxxQ")
+#: What a call says: number of its description, place, flags, whether phases are wanted, version of
+#: the parameters.
+CALL = struct.Struct("<IBB?xQ")
 #: What an answer says: flags, version, when it ran (start and end by ``perf_counter``), its CPU
 #: time in seconds, and how much room its arrays take.
 ANSWER = struct.Struct("<BxxxxxxxQdddQ")
@@ -66,7 +69,7 @@ class Served:
 
     def raw(self, payload: bytes) -> bytes:
         """Run one call and answer it."""
-        number, place, how, version = CALL.unpack_from(payload)
+        number, place, how, watched, version = CALL.unpack_from(payload)
         if how == KNOWN:
             method, blob, layouts = self._known[number]
         else:
@@ -79,13 +82,22 @@ class Served:
             self.version = version
         memory, size = self._arguments
         args, kwargs = arrays.load(blob, arrays.read(memory, place * size, layouts))
-        cpu, start = time.thread_time(), time.perf_counter()
-        value = getattr(self.component, method)(*args, **kwargs)
-        end, cpu = time.perf_counter(), time.thread_time() - cpu
-        return self._answer(method, value, place, (start, end, cpu))
+        run = getattr(self.component, method)
+        watching: AbstractContextManager[list[phases.Ended]]
+        watching = phases.collecting() if watched else nullcontext([])
+        with watching as ended:
+            cpu, start = time.thread_time(), time.perf_counter()
+            value = run(*args, **kwargs)
+            end, cpu = time.perf_counter(), time.thread_time() - cpu
+        return self._answer(method, value, place, (start, end, cpu), ended)
 
     def _answer(
-        self, method: str, value: Any, place: int, times: tuple[float, float, float]
+        self,
+        method: str,
+        value: Any,
+        place: int,
+        times: tuple[float, float, float],
+        ended: list[phases.Ended],
     ) -> bytes:
         try:
             blob, found = arrays.dump(value, detach=True)
@@ -102,7 +114,7 @@ class Served:
             arrays.write(block, 0, found, layouts)
             flag, rest = INLINE, bytes(block)
         head = ANSWER.pack(flag, self.version, *times, needed)
-        body = pickle.dumps((blob, layouts)) if found else pickle.dumps((blob, None))
+        body = pickle.dumps((blob, layouts if found else None, ended))
         return head + len(body).to_bytes(8, "little") + body + rest
 
     def close(self) -> None:

@@ -1,0 +1,85 @@
+"""Named stretches inside opaque components: noted while somebody profiles, free otherwise.
+
+``with rose_compiler.phase("render"):`` runs where the component lives: on the coordinator, on a
+lane's thread, or in a worker process. While :func:`recording` or :func:`collecting` is in force, it
+leaves its name and its times there; a worker sends them back with the answer of the call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+from rose_compiler.base.profile import Span
+
+#: Kind of the spans that stand for phases.
+KIND = "phase"
+#: What the names of lanes' threads begin with.
+THREAD = "rose "
+
+#: A phase that ended: its names, outermost first and joined by "/", start and end.
+Ended = tuple[str, float, float]
+
+_recorders: list[list[Span]] = []
+
+
+class _Mine(threading.local):
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.into: list[Ended] | None = None
+
+
+_mine = _Mine()
+
+
+def wanted() -> bool:
+    """Whether anybody wants to know of phases that run now in this thread."""
+    return bool(_recorders) or _mine.into is not None
+
+
+def enter(name: str) -> float:
+    """A phase begins; when, for :func:`leave`."""
+    _mine.names.append(name)
+    return perf_counter()
+
+
+def leave(start: float) -> None:
+    """The phase that began last in this thread, at ``start``, ends."""
+    ended = ("/".join(_mine.names), start, perf_counter())
+    _mine.names.pop()
+    if _mine.into is not None:
+        _mine.into.append(ended)
+    else:
+        note([ended])
+
+
+def note(ended: Iterable[Ended], lane: str | None = None) -> None:
+    """Leave phases with whoever records; ``lane`` is that of this thread by default."""
+    if not _recorders:
+        return
+    if lane is None:
+        name = threading.current_thread().name
+        lane = name.removeprefix(THREAD) if name.startswith(THREAD) else ""
+    _recorders[-1].extend(Span(name, lane, a, b, kind=KIND) for name, a, b in ended)
+
+
+@contextmanager
+def recording(into: list[Span]) -> Iterator[None]:
+    """Note the phases of all threads of this process as spans of kind :data:`KIND`."""
+    _recorders.append(into)
+    try:
+        yield
+    finally:
+        del _recorders[next(k for k, one in enumerate(_recorders) if one is into)]
+
+
+@contextmanager
+def collecting() -> Iterator[list[Ended]]:
+    """Note the phases of this thread in the list that is given, and nowhere else."""
+    before, _mine.into = _mine.into, []
+    try:
+        yield _mine.into
+    finally:
+        _mine.into = before
