@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -13,18 +14,23 @@ from rose_compiler.base.profile import Span
 from rose_compiler.runtime.hosts.pending import Pending, begin
 from rose_compiler.runtime.lanes import Task, ThreadLane, whole_step
 
+#: Seconds that a step gets at least once somebody waits for it: its result may be there already.
+LEAST_S = 0.5
+
 
 class ShardLane:
     """A shard of a simulator that steps by itself: ``step_async`` at submit, ``step_wait`` at wait.
 
     A shard that can't (``native_async`` is false) is stepped by a thread lane. Anything else than
-    steps runs on that thread too, in order with the steps.
+    steps runs on that thread too, in order with the steps. ``timeout`` bounds each wait in seconds,
+    where the shard lives in a host.
     """
 
     def __init__(
         self, name: str, *, threads: int | None = None, timeout: float | None = None
     ) -> None:
         self.name = name
+        self.timeout = timeout
         self.failed: list[Task] = []
         self.skipped: list[Task] = []
         self._spans: list[Span] | None = None
@@ -111,13 +117,24 @@ class ShardTask(Task):
             raise self.error
         return self.value
 
+    def _limited(self) -> AbstractContextManager[None]:
+        """The lane's time limit, for a shard that can be given one: a user's own can't. It counts
+        from when the step began, so that shards that hang together don't add up."""
+        limit = self.lane.timeout  # type: ignore[attr-defined]
+        if limit is None or not hasattr(self.shard, "within"):
+            return nullcontext()
+        left = self.start + limit - perf_counter()
+        within: AbstractContextManager[None] = self.shard.within(max(left, min(limit, LEAST_S)))
+        return within
+
     def receive(self) -> None:
         """Take the result in, or what the step raised."""
         lane = self.lane
         assert isinstance(lane, ShardLane)
         try:
             shard = self.shard
-            self.value = shard.step_wait_packed() if self.packed else shard.step_wait()
+            with self._limited():
+                self.value = shard.step_wait_packed() if self.packed else shard.step_wait()
         except Exception as error:
             # an interrupt is not the step's: the step is still under way then
             self.error = error

@@ -194,16 +194,22 @@ class Runtime:
             for line in faults.notes(verdict, lost, finished, faultmap):
                 first.add_note(f"rose: {line}")
         for name in stuck:
-            first.add_note(f"rose: lane {name} did not come to rest in {GRACE:g} s; it was left")
+            first.add_note(
+                f"rose: lane {name} did not come to rest in {self._grace:g} s; it was left"
+            )
         if first is not error:
             _raise_as_it_was(first)
+
+    @property
+    def _grace(self) -> float:
+        return GRACE if self.timeout is None else min(GRACE, self.timeout)
 
     def _settle_all(self) -> list[str]:
         stuck = []
         for name, lane in tuple(self._lanes.items()):
             try:
-                rests = lane.settle(GRACE if self.timeout is None else min(GRACE, self.timeout))
-            except Exception:
+                rests = lane.settle(self._grace)
+            except Exception:  # whatever its host says: the error that is under way goes first
                 rests = False
             if not rests:
                 stuck.append(name)

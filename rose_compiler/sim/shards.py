@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -265,6 +266,7 @@ class HostedShard(BaseShard):
         super().__init__(name, traits, offset)
         self.native_async = True
         self._ticket: Ticket | None = None
+        self._within: float | None = None
 
     def invoke(self, method: str, *args: Any) -> Any:
         """Call a method of the body in its host."""
@@ -274,9 +276,19 @@ class HostedShard(BaseShard):
         """Close the environments and end the host."""
         self.host.close()
 
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Wait for steps no longer than that inside the block, if the host is not less patient."""
+        limits = (seconds, self._within, self.host.timeout)
+        before, self._within = self._within, min(s for s in limits if s is not None)
+        try:
+            yield
+        finally:
+            self._within = before
+
     def _wait(self) -> Any:
         assert self._ticket is not None
-        value = self.host.wait(self._ticket)
+        value = self.host.wait(self._ticket, self._within)
         self._ticket = None
         return value
 

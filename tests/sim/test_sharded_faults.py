@@ -27,6 +27,7 @@ from rose_compiler.base.errors import (
     HostTimeout,
     RuntimeFault,
 )
+from rose_compiler.runtime.remote import ShardLane
 from rose_compiler.sim import ShardedEnv
 from rose_compiler.sim.shards import ProcessShard
 
@@ -131,6 +132,26 @@ def test_a_step_before_the_first_reset_only_raises(hosts: Any) -> None:
     assert_let_go(env)
     env.close()
     same.close()
+
+
+@pytest.mark.parametrize("hosts", ["thread", "process"])
+def test_a_lane_waits_for_a_shard_no_longer_than_its_limit(hosts: Any) -> None:
+    env = ShardedEnv.split([partial(Slow, 0.0), partial(Slow, 1.0)], shards=2, hosts=hosts)
+    env.reset(seed=0)
+    lanes = [ShardLane(f"shard:{k}", timeout=0.3) for k in range(2)]
+    begun = [
+        lane.step(k, shard, ACTIONS[k : k + 1])
+        for k, (lane, shard) in enumerate(zip(lanes, env.shards(), strict=True))
+    ]
+    assert begun[0].wait()[0].shape[0] == 1
+    with pytest.raises(HostTimeout):  # long before the step is over
+        begun[1].wait()
+    for lane in lanes:
+        lane.close()
+    with pytest.raises(RuntimeFault, match="its simulator is lost"):
+        env.step(ACTIONS[:2])
+    assert_let_go(env)
+    env.close()
 
 
 def test_a_worker_lost_before_the_first_reset() -> None:

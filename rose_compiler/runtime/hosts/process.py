@@ -269,7 +269,7 @@ class ProcessHost:
 
     def _expire(self, ticket: Ticket, limit: float | None) -> None:
         what = f"the host {self.name!r} (process {self.pid}) did not finish {ticket.what}()"
-        within = f"an answer within {limit:g} s"
+        within = f"an answer within {limit:.3g} s"
         self._break(partial(fail, "host-timeout", what, expected=within))
         self._child.kill()
 

@@ -148,7 +148,7 @@ class ThreadHost:
 
     def _expire(self, ticket: Ticket, limit: float | None) -> None:
         what = f"the thread host {self.name!r} did not finish {ticket.what}()"
-        within = f"an answer within {limit:g} s"
+        within = f"an answer within {limit:.3g} s"
         self._broken = partial(fail, "host-timeout", what, expected=within)
         self._tasks.put(None)
         raise self._broken()
