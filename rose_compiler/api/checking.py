@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from rose_compiler.api.observing import Observer, lacking, undeclared
+from rose_compiler.api.observing import Observer, lacking, reached, undeclared, written
 from rose_compiler.base.errors import RoseError, VerifyError, fail, register
 from rose_compiler.base.remarks import Remark, RemarkLog
 from rose_compiler.ir import facts, interp
@@ -86,6 +86,7 @@ class Checker(interp.Interpreter):
         self.states = states
         self.scope = Scope(captured)
         self.deps = Dependences(rewritten)
+        self._written = written(rewritten, self.deps)
         self.checked = 0
         self.unchecked: dict[str, str] = {}
         self._generators: dict[fx.Node, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -137,7 +138,10 @@ class Checker(interp.Interpreter):
         if not self.observer.found:
             return
         observation = self.observer.found.pop()
-        writes, reads = lacking(observation, self.deps.effects(node), self.observer.names)
+        effects, names = self.deps.effects(node), self.observer.names
+        writes, reads = lacking(observation, effects, names)
+        more = reached(observation, effects, names)
+        reads |= {s: line for s, line in more.items() if s not in reads and self._written(s)}
         for word, states in (("writes", writes), ("reads", reads)):
             for state, line in states.items():
                 raise undeclared(node, word, state, line)

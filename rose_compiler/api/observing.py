@@ -9,23 +9,28 @@ rare paths go unseen.
 from __future__ import annotations
 
 import ast
+import collections
 import inspect
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import torch
 import torch.fx as fx
 
 from rose_compiler.base.errors import RoseError, SourceLocation, fail
 from rose_compiler.base.remarks import Remark, RemarkLog
 from rose_compiler.frontend.components import function_of
+from rose_compiler.frontend.hidden import OUTSIDE, outside_of
 from rose_compiler.frontend.names import StateNames
 from rose_compiler.frontend.record import Recorder, memory_of
+from rose_compiler.frontend.scalar import is_scalar
 from rose_compiler.ir import facts
 from rose_compiler.ir.deps import Dependences
-from rose_compiler.ir.effects import EVERYTHING, Effect, parse_entry
+from rose_compiler.ir.effects import EVERYTHING, Effect, parse_entry, related
 from rose_compiler.ir.interp import Hooks
 from rose_compiler.ir.ops import UNBOUND, Op
 from rose_compiler.ir.program import Program, is_call, is_state, op_of
@@ -36,6 +41,7 @@ PASS = "observe"
 CALLS = 2
 #: Calls of library code by which a block is worth observing.
 _KNOWN = frozenset({"module", "optimizer", "backward", "step"})
+_CONTAINERS = (list, dict, set, tuple, collections.deque, torch.optim.Optimizer)
 #: Memory that no root of the program and no argument leads to.
 HIDDEN = "memory that none of its arguments leads to"
 
@@ -77,11 +83,23 @@ class Observer(Hooks):
         if self._wanted(node):
             self._calls[node] += 1
             if self._watch is None:
-                self._watch = Watch(self.names.things())
+                self._watch = Watch(self.names.things(), self.names.every())
             contents = op_of(node).kind != "block"
-            context = self._watch.observing(_own(node, args), contents=contents)
+            more = [*_own(node, args), *self._outside(node, args)]
+            context = self._watch.observing(more, contents=contents)
             held = list(_held(self.names))
             self._open = context, Observation(node, args, context.__enter__(), held)
+
+    def _outside(self, node: fx.Node, args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+        """What a declared component can change that no root leads to."""
+        op = op_of(node)
+        if not declared(op):
+            return
+        function = function_of(op.attributes.get("declared"))
+        states = [a for n, a in zip(node.args, args, strict=True) if _is_root(n)]
+        for name, value in outside_of(function, states[0] if states else None):
+            if self.names.name_of(value) is None:
+                yield name, value
 
     def _wanted(self, node: fx.Node) -> bool:
         if not is_call(node) or (op := op_of(node)).kind == "builtin":
@@ -114,6 +132,10 @@ class Observer(Hooks):
         self._close()
 
 
+def _is_root(argument: Any) -> bool:
+    return isinstance(argument, fx.Node) and is_state(argument)
+
+
 def _calls_out(op: Op) -> bool:
     return any("backward" in line or ".step(" in line for line in op.source)
 
@@ -142,8 +164,13 @@ def _own(node: fx.Node, args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
             yield f"={name}", value
 
 
-def contradict(program: Program, observer: Observer, log: RemarkLog) -> None:
+def contradict(
+    program: Program, observer: Observer, log: RemarkLog, seen: dict[fx.Node, set[str]]
+) -> None:
     """Hold what was seen against the signatures, and extend them by what they lack.
+
+    ``seen`` has what each operation reached on all looks: what nothing writes matters once
+    something does, on a path that has not run yet.
 
     Raises:
         DeclarationError: for a write that a declaration leaves out.
@@ -154,7 +181,10 @@ def contradict(program: Program, observer: Observer, log: RemarkLog) -> None:
         op = op_of(observation.node)
         if op.signature.reads is None or op.signature.writes is None:
             continue
-        writes, found = lacking(observation, deps.effects(observation.node), observer.names)
+        effects = deps.effects(observation.node)
+        writes, found = lacking(observation, effects, observer.names)
+        more = reached(observation, effects, observer.names)
+        seen.setdefault(observation.node, set()).update(more)
         if writes and declared(op):
             error = undeclared(observation.node, "writes", *next(iter(writes.items())))
             error.add_note(
@@ -162,11 +192,18 @@ def contradict(program: Program, observer: Observer, log: RemarkLog) -> None:
             )
             raise error
         reads = set(found)
-        named = {w for w in writes if w != HIDDEN and not w.startswith("=")}
+        named = {w for w in writes if w != HIDDEN and not w.startswith(("=", OUTSIDE))}
         if reads or named:
             both = added.setdefault(observation.node, (set(), set()))
             both[0].update(reads)
             both[1].update(named)
+    writes_ = written(program, deps, (w for _, named in added.values() for w in named))
+    for node, states in seen.items():
+        known = [e.state for e in deps.effects(node)]
+        if EVERYTHING not in known:
+            reads = {s for s in states if writes_(s) and not _covered(s, known)}
+            if reads:
+                added.setdefault(node, (set(), set()))[0].update(reads)
     for node, (reads, named) in added.items():
         _tell(node, reads, named, log)
         op, signature = op_of(node), op_of(node).signature
@@ -199,16 +236,42 @@ def _tell(node: fx.Node, reads: set[str], writes: set[str], log: RemarkLog) -> N
     )
 
 
+Lines = dict[str, SourceLocation | None]
+
+
 def lacking(
     observation: Observation, effects: Iterable[Effect], names: StateNames
-) -> tuple[dict[str, SourceLocation | None], dict[str, SourceLocation | None]]:
-    """The states that an observed call wrote, and those it read, without an effect that says so,
-    with the user's line where it is known."""
+) -> tuple[Lines, Lines]:
+    """The states that an observed call wrote, and those it read by torch, without an effect that
+    says so, with the user's line where it is known."""
     found = _Lacking(observation, list(effects), names)
-    writes: dict[str, SourceLocation | None] = {}
+    writes: Lines = {}
     for state, line in found.writes():
         writes.setdefault(state, line)
     return writes, dict.fromkeys(found.reads())
+
+
+def reached(observation: Observation, effects: Iterable[Effect], names: StateNames) -> Lines:
+    """The states that an observed call could read otherwise, without an effect that says so, by
+    the attributes that it reached. It matters where something else writes them."""
+    found: Lines = {}
+    for state, line in _Lacking(observation, list(effects), names).reached():
+        found.setdefault(state, line)
+    return found
+
+
+def written(program: Program, deps: Dependences, more: Iterable[str] = ()) -> Callable[[str], bool]:
+    """Whether something in a program that may not touch everything writes a state; ``more`` are
+    states that are written too."""
+    known = {
+        e.state
+        for n in program.nodes()
+        if is_call(n)
+        for e in deps.effects(n)
+        if e.write and e.state != EVERYTHING
+    }
+    known.update(more)
+    return lambda state: any(related(state, each) for each in known)
 
 
 class _Lacking:
@@ -239,8 +302,59 @@ class _Lacking:
             if state.startswith("="):
                 if state[1:].split(".")[0] not in self.params:
                     yield state, None
+            elif state.startswith(OUTSIDE):
+                if not self._covers_outside(state):
+                    yield state, None
             elif not _covered(state, self.written):
-                yield state, None
+                yield state, seen.touched.line_of(*self._owner(state))
+
+    def _covers_outside(self, state: str) -> bool:
+        """Whether what is written covers an attribute of a class, by the one object that has it, or
+        may be anything."""
+        if any(self.names.is_opaque(s) or s == EVERYTHING for s in self.written):
+            return True
+        cls, _, name = state.removeprefix(OUTSIDE).rpartition(".")
+        owners = [
+            owner
+            for owner, thing in self.names.things()
+            if any(c.__name__ == cls for c in type(thing).__mro__)
+        ]
+        return len(owners) == 1 and _covered(f"{owners[0]}.{name}", self.written)
+
+    def _owner(self, state: str) -> tuple[str, str]:
+        """The object and attribute by which a state was reached, if it has a name of its own."""
+        for (owner, name), value in self.of.seen.touched.values.items():
+            if self.names.name_of(value) == state:
+                return owner, name
+        owner, _, name = state.rpartition(".")
+        return owner, name
+
+    def reached(self) -> Iterator[tuple[str, SourceLocation | None]]:
+        """Attributes that the call reached, and what it can read through them without torch, where
+        nothing known covers it."""
+        touched = self.of.seen.touched
+        for (owner, name), value in touched.values.items():
+            state = f"{owner}.{name}"
+            if name == "training" and isinstance(value, bool):
+                found = [f"{owner}.mode"]
+            elif is_scalar(value):
+                found = [state]
+            elif isinstance(value, np.ndarray):
+                bounds = memory_of(value)
+                found = [
+                    s
+                    for each in bounds
+                    if isinstance(each, tuple)
+                    for s in self._uncovered(each, self.read, write=False)
+                ]
+            elif isinstance(value, _CONTAINERS):
+                own = self.names.name_of(value) or state
+                found = [own, *self.names.linked(own)]
+            else:
+                continue
+            for each in found:
+                if not _covered(each, self.read):
+                    yield each, next(iter(touched.lines.get((owner, name), ())), None)
 
     def reads(self) -> Iterator[str]:
         """Reads of states that nothing known covers."""
@@ -288,9 +402,12 @@ def undeclared(node: fx.Node, word: str, state: str, line: SourceLocation | None
     known = (op.signature.writes if word == "writes" else op.signature.reads) or ()
     listed = [spelled(node, w) for w in (*known, *([entry] if entry else []))]
     what = f"its argument `{listed[-1]}`" if state.startswith("=") else f"`{state}`"
-    what = HIDDEN if state == HIDDEN else what
-    help_ = f"declare what it does: {word}={listed!r}"
     if state == HIDDEN:
+        what = HIDDEN
+    elif state.startswith(OUTSIDE):
+        what = f"`{state.removeprefix(OUTSIDE)}`, which none of its arguments leads to"
+    help_ = f"declare what it does: {word}={listed!r}"
+    if entry is None:
         help_ = "hand the state in as an argument and declare it, or leave `writes` out: unknown"
     return fail(
         "declare-contradicted",
@@ -305,7 +422,7 @@ def undeclared(node: fx.Node, word: str, state: str, line: SourceLocation | None
 
 def entry_for(node: fx.Node, state: str) -> str | None:
     """A state as an entry of the declaration, rooted at a parameter of the operation."""
-    if state == HIDDEN:
+    if state == HIDDEN or state.startswith(OUTSIDE):
         return None
     if state.startswith("="):
         return state[1:]

@@ -222,7 +222,9 @@ def _why_not(schedule: Schedule) -> str:
         where = facts.get(node).origin.where
         if op.signature.reads is None or op.signature.writes is None:
             return f"`{op.name}` may touch anything ({where})"
-        if HOST in op.signature.writes and not _only_prints(op.attributes.get("stmts", ())):
+        if HOST not in op.signature.writes or op.kind == "step":
+            continue  # a simulator's step is taken to have no effect outside of the simulator
+        if not _only_prints(op.attributes.get("stmts", ())):
             return f"`{op.name}` writes to the outside ({where}), and would do so twice"
     return ""
 

@@ -56,6 +56,7 @@ class Watch:
         self._record: Record | None = None
         self._later: list[Observer] = []
         self._observed: dict[fx.Node, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self._reached: dict[fx.Node, set[str]] = {}
         self.kinds: set[tuple[type, ...]] = set()
         self._attributes: list[tuple[Any, str]] = []
         self._looks = 0
@@ -132,7 +133,7 @@ class Watch:
                 op_of(node).signature = made
         for observer in observers:
             before = {o.node: op_of(o.node).signature for o in observer.found}
-            contradict(self.captured, observer, self.log)
+            contradict(self.captured, observer, self.log, self._reached)
             for node, old in before.items():
                 new = op_of(node).signature
                 if new is not old:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from rose_compiler.frontend.components import is_hosted
-from rose_compiler.frontend.names import StateNames, memory_range
+from rose_compiler.frontend.names import StateNames, array_range, memory_range, tensor_range
 from rose_compiler.frontend.reachable import fields_of
 from rose_compiler.frontend.scalar import is_scalar
 from rose_compiler.frontend.source import is_user_type
@@ -50,9 +50,11 @@ class World:
         names = self.names()
         for name, thing in names.things():
             _copyable(name, thing)
-        memo: dict[int, Any] = {}
         try:
+            memo = _memory(names)
             made = World(*copy.deepcopy((dict(self.values), dict(self.states)), memo))
+        except Unlike:
+            raise
         except Exception as error:  # whatever a class of the user's raises
             raise Unlike(f"copying raises {type(error).__name__}: {error}") from None
         other = made.names()
@@ -96,11 +98,69 @@ def _closes_over(function: types.FunctionType) -> bool:
     return False
 
 
+def _memory(names: StateNames) -> dict[int, Any]:
+    """Copies of tensors and arrays, by the identity of the original: what shares bytes there shares
+    the same bytes here, whichever library made it."""
+    found: list[tuple[int, int, Any, Any]] = []  # extent, device, thing
+    for name, thing in names.things():
+        if isinstance(thing, torch.Tensor):
+            if not thing.is_leaf or type(thing) not in (torch.Tensor, torch.nn.Parameter):
+                raise Unlike(f"`{name}` is no plain tensor, or has a graph")
+            if tensor_range(thing) is not None:
+                storage = thing.untyped_storage()
+                low = storage.data_ptr()
+                found.append((low, low + storage.nbytes(), thing.device, thing))
+        elif type(thing) is np.ndarray and thing.size and thing.dtype != object:
+            base = thing
+            while isinstance(base.base, np.ndarray):
+                base = base.base
+            found.append((*array_range(base), torch.device("cpu"), thing))
+    found.sort(key=lambda each: (str(each[2]), each[0]))
+    memo: dict[int, Any] = {}
+    end, group = 0, list[tuple[int, int, Any, Any]]()
+    for each in found:
+        if group and (each[0] >= end or each[2] != group[0][2]):
+            _copy_group(group, end, memo)
+            group = []
+        end = max(end, each[1]) if group else each[1]
+        group.append(each)
+    if group:
+        _copy_group(group, end, memo)
+    return memo
+
+
+def _copy_group(group: list[tuple[int, int, Any, Any]], end: int, memo: dict[int, Any]) -> None:
+    low, _, device, _ = group[0]
+    room = torch.empty(end - low, dtype=torch.uint8, device=device)
+    twin: Any
+    for _, _, _, thing in group:
+        if isinstance(thing, np.ndarray):
+            at = thing.__array_interface__["data"][0] - low
+            twin = np.ndarray(thing.shape, thing.dtype, room.numpy(), at, thing.strides)
+            twin[...] = thing
+            twin.flags.writeable = thing.flags.writeable
+        else:
+            at, odd = divmod(thing.data_ptr() - low, thing.element_size())
+            if odd:
+                raise Unlike("memory that numpy and torch share is not aligned")
+            plain = torch.empty(0, dtype=thing.dtype, device=device)
+            plain.set_(room.untyped_storage(), at, thing.shape, thing.stride())
+            with torch.no_grad():
+                plain.copy_(thing)
+            if isinstance(thing, torch.nn.Parameter):
+                twin = torch.nn.Parameter(plain, thing.requires_grad)
+            else:
+                twin = plain.requires_grad_(thing.requires_grad)
+            if vars(thing):
+                twin.__dict__.update(vars(thing))
+        memo[id(thing)] = twin
+
+
 def _apart(name: str, thing: Any, twin: Any) -> None:
     """Refuse a copy that shares memory with the original, by a ``__deepcopy__`` of the user's."""
     mine, other = memory_range(thing), memory_range(twin)
     shares = mine is not None and other is not None and mine[0] < other[1] and other[0] < mine[1]
-    if twin is thing or shares:
+    if shares or (twin is thing and not isinstance(thing, np.generic)):
         raise Unlike(f"a copy shares `{name}`")
 
 

@@ -196,6 +196,11 @@ class StateNames:
             if inside is None or not inside[1]:
                 yield self.names[id(value)], value
 
+    def every(self) -> Iterator[tuple[str, Any]]:
+        """Every live object that has a name, with it; submodules by names of their own."""
+        for value in self._keep:
+            yield self.names[id(value)], value
+
     def path_of(self, value: Any) -> str | None:
         """A root and attributes that lead to a live object, if any do."""
         return self.paths.get(id(value))

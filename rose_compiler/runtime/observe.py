@@ -4,7 +4,7 @@ Torch operators are seen one by one and told apart by storage and byte range, wh
 or ``.data`` they go through; in-place, foreach and fused ones say in their schema what they write.
 What torch does not see is compared before and after: generators, gradients, module modes, arrays
 and tensors by a digest of their bytes, containers and attributes by the identity of what they hold.
-Reads of what torch does not see go unseen.
+Of what torch does not see being read, it is noted which attributes of objects are reached.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rose_compiler.base.errors import SourceLocation
+from rose_compiler.runtime.attributes import Attributes, Touched
 
 Range = tuple[int, int]
 Kind = Literal["generator", "mode", "content", "items"]
@@ -54,18 +55,26 @@ class Seen:
     changed: dict[str, Kind] = field(default_factory=dict)
     #: Parameters whose gradient was made, replaced, dropped or written.
     gradients: list[torch.Tensor] = field(default_factory=list)
+    #: Attributes that were reached or assigned, and tensors handed to numpy.
+    touched: Touched = field(default_factory=Touched)
 
 
 class Watch:
     """Observes calls. ``things`` are the live objects that may change, each with the name it is
-    told by; several objects may share a name. They are held strongly.
+    told by; several objects may share a name. They are held strongly. ``owners`` are those whose
+    attributes are watched being reached, ``things`` by default.
 
     Torch's, numpy's and Python's global generators are watched too, as ``rng:torch``, ``rng:numpy``
     and ``rng:python``.
     """
 
-    def __init__(self, things: Iterable[tuple[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        things: Iterable[tuple[str, Any]] = (),
+        owners: Iterable[tuple[str, Any]] | None = None,
+    ) -> None:
         self._things = list(things)
+        self._attributes = Attributes(self._things if owners is None else owners)
         self._probes = [p for name, thing in self._things for p in _probes(name, thing)]
         self._leaves = [t for _, t in self._things if _is_leaf(t)]
 
@@ -86,9 +95,13 @@ class Watch:
         before = [p.look() for p in probes]
         gradients = [_gradient(p) for p in leaves]
         try:
-            with _Operators(seen):
+            with self._attributes.noting() as seen.touched, _Operators(seen):
                 yield seen
         finally:
+            for tensor in seen.touched.tensors:
+                if (found := byte_range(tensor)) is not None:
+                    seen.reads.setdefault(found, None)
+            seen.touched.tensors.clear()
             for probe, old in zip(probes, before, strict=True):
                 for name in _differences(probe.name, old, probe.look()):
                     seen.changed.setdefault(name, probe.kind)
@@ -139,7 +152,9 @@ def _probes(name: str, thing: Any) -> Iterator[_Probe]:
         yield _Probe(name, "items", lambda: _settings(thing))
     elif isinstance(thing, dict | list | set | collections.deque):
         yield _Probe(name, "items", lambda: _items(thing))
-    elif isinstance(getattr(thing, "__dict__", None), dict) and not isinstance(thing, type):
+    elif not isinstance(thing, type) and (
+        isinstance(getattr(thing, "__dict__", None), dict) or _slots(thing.__class__)
+    ):
         yield _Probe(name, "items", lambda: _attributes(thing, frozenset()))
 
 
@@ -317,7 +332,19 @@ def _items(container: Any) -> Any:
 
 
 def _attributes(thing: Any, left_out: frozenset[str]) -> Any:
-    return _Attributes((k, _mark(v)) for k, v in vars(thing).items() if k not in left_out)
+    slots = [(k, getattr(thing, k)) for k in _slots(thing.__class__) if hasattr(thing, k)]
+    own = getattr(thing, "__dict__", {}).items()
+    return _Attributes((k, _mark(v)) for k, v in (*own, *slots) if k not in left_out)
+
+
+@lru_cache(maxsize=1024)
+def _slots(cls: Any) -> tuple[str, ...]:
+    """The attributes of a class written in Python that have slots rather than a dictionary."""
+    found: list[str] = []
+    for each in cls.__mro__:
+        slots = each.__dict__.get("__slots__", ())
+        found += (slots,) if isinstance(slots, str) else slots
+    return tuple(k for k in found if not k.startswith("__"))
 
 
 def _settings(optimizer: torch.optim.Optimizer) -> Any:

@@ -254,7 +254,16 @@ def test_copies_have_memory_of_their_own_shared_in_the_same_places() -> None:
     assert found is not None
     with pytest.raises(Unlike, match=r"a copy shares `shares\.data`"):
         World({}, {"shares": Shares()}).copied()
-    views = {"a": np.zeros(4)}
+    views: dict[str, Any] = {"a": np.zeros(4), "net": torch.nn.Linear(2, 2)}
     views["b"] = views["a"][1:]
-    with pytest.raises(Unlike, match="share memory in the same places"):
-        World({}, views).copied()
+    views["c"] = torch.from_numpy(views["b"])[::2]
+    views["d"] = views["net"].weight.data.t()
+    made = World({}, views).copied().states
+    made["c"][1] = 7
+    assert made["a"].tolist() == [0, 0, 0, 7]
+    assert views["a"].tolist() == [0, 0, 0, 0]
+    made["d"].fill_(3)
+    assert (made["net"].weight == 3).all()
+    assert not (views["net"].weight == 3).any()
+    with pytest.raises(Unlike, match="has a graph"):
+        World({}, {"loss": views["net"](torch.ones(2))}).copied()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import random
 from pathlib import Path
@@ -14,8 +15,13 @@ import torch
 import rose_compiler
 from rose_compiler.base.errors import DeclarationError
 from rose_compiler.frontend import states
+from rose_compiler.ir.deps import Dependences
+from rose_compiler.ir.program import is_call, op_of
+from tests.samples import torch_ppo
 
 HIDDEN = torch.zeros(2)
+TABLE = np.zeros(2)
+COUNTS: list[int] = []
 
 
 class Policy:
@@ -92,10 +98,31 @@ class Policy:
         x.add_(1)
         return x.clone()
 
+    cache: dict[str, Any] = {}  # noqa: RUF012 (of the class, by intention)
+
+    @rose_compiler.component(reads=["self"], writes=[])
+    def numpy_global(self, x: Any) -> Any:
+        TABLE[0] += 1
+        return x + 1
+
+    @rose_compiler.component(reads=["self"], writes=[])
+    def list_by_helper(self, x: Any) -> Any:
+        count()
+        return x + 1
+
+    @rose_compiler.component(reads=["self"], writes=[])
+    def of_the_class(self, x: Any) -> Any:
+        self.cache["last"] = object()
+        return x + 1
+
     @rose_compiler.component(reads=["self"], writes=[])
     def hidden(self, x: Any) -> Any:
         HIDDEN.add_(1)
         return x + 1
+
+
+def count() -> None:
+    COUNTS.append(1)
 
 
 def line_of(method: str, text: str) -> int:
@@ -126,18 +153,18 @@ def run(method: str) -> None:
 @pytest.mark.parametrize(
     ("method", "writes", "text"),
     [
-        ("counts", "self.calls", None),
+        ("counts", "self.calls", "self.calls += 1"),
         ("views", "self.seen", "data.add_"),
-        ("numpy_buffer", "self.table", None),
-        ("numpy_of_tensor", "self.seen", None),
-        ("container", "self.history", None),
+        ("numpy_buffer", "self.table", "self.table[2] = 5.0"),
+        ("numpy_of_tensor", "self.seen", "self.seen.numpy()"),
+        ("container", "self.history", "self.history.append"),
         ("normalizes", "self.norm.buffers", "self.norm(x)"),
         ("mode", "self.net.mode", None),
         ("trains", "self.net.params", "optimizer.step"),
         ("draws_torch", "rng:torch", None),
         ("draws_numpy", "rng:numpy", None),
         ("draws_python", "rng:python", None),
-        ("draws_own", "self.draws", None),
+        ("draws_own", "self.draws", "self.draws.random"),
         ("argument", "'x'", "x.add_(1)"),
     ],
 )
@@ -175,6 +202,38 @@ def counting(policy, x):  # type: ignore[no-untyped-def]
 def test_memory_that_nothing_leads_to_is_named_so() -> None:
     with pytest.raises(DeclarationError, match="none of its arguments leads to"):
         run("hidden")
+
+
+@pytest.mark.parametrize(
+    ("method", "state"),
+    [
+        ("numpy_global", f"{__name__}.TABLE"),
+        ("list_by_helper", f"{__name__}.COUNTS"),
+        ("of_the_class", "Policy.cache"),
+    ],
+)
+def test_what_modules_and_classes_hold_is_named(method: str, state: str) -> None:
+    with pytest.raises(DeclarationError, match="none of its arguments leads to") as found:
+        run(method)
+    assert f"`{method}` writes `{state}`" in str(found.value)
+    assert "hand the state in as an argument" in str(found.value)
+
+
+def test_what_the_class_of_one_object_holds_may_be_declared_by_the_object() -> None:
+    class Single(Policy):
+        @rose_compiler.component(reads=["self"], writes=["self.cache"])
+        def keeps(self, x: Any) -> Any:
+            self.cache["last"] = object()
+            return x + 1
+
+    def keeping(policy, x):  # type: ignore[no-untyped-def]
+        for _ in range(3):
+            x = policy.keeps(x)
+        return x
+
+    compiled = rose_compiler.compile(keeping, tune=False)
+    assert compiled(Single(), torch.ones(2)).tolist() == [4, 4]
+    compiled.close()
 
 
 def test_the_message_names_component_state_line_and_declaration() -> None:
@@ -280,3 +339,108 @@ def test_what_reads_more_than_was_known_may_record_from_it(monkeypatch) -> None:
     compiled.close()
     act = next(line for line in compiled.ir("captured").splitlines() if "@reader.shift" in line)
     assert 'records=["*"]' in act
+
+
+class Hoards:
+    """What its methods read, torch does not see: each declares to read nothing."""
+
+    def __init__(self) -> None:
+        self.table = np.zeros(2)
+        self.whole = np.zeros(4)
+        self.part = self.whole[2:]
+        self.tensor = torch.zeros(2)
+        self.level = 0.0
+        self.history: list[float] = []
+        self.known = {"last": 0.0}
+        self.net = torch.nn.Linear(2, 1).double()
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.0)
+        self.out = torch.zeros(8, 7, dtype=torch.float64)
+
+    @rose_compiler.component(reads=["self.net.params"], writes=[])
+    def act(self, obs: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return torch.tanh(obs.sum(1, keepdim=True))
+
+    @rose_compiler.component(reads=[], writes=["self.out"])
+    def numpy_buffer(self, t: int) -> None:
+        self.out[t, 0] = float(self.table[1])
+
+    @rose_compiler.component(reads=[], writes=["self.out"])
+    def overlapping_view(self, t: int) -> None:
+        self.out[t, 1] = float(self.part[1])
+
+    @rose_compiler.component(reads=[], writes=["self.out"])
+    def tensor_by_numpy(self, t: int) -> None:
+        self.out[t, 2] = float(self.tensor.numpy()[1])
+
+    @rose_compiler.component(reads=[], writes=["self.out"])
+    def attribute(self, t: int) -> None:
+        self.out[t, 3] = self.level
+
+    @rose_compiler.component(reads=[], writes=["self.out"])
+    def items_of_a_list(self, t: int) -> None:
+        self.out[t, 4] = self.history[-1]
+
+    @rose_compiler.component(reads=[], writes=["self.out"])
+    def items_of_a_dict(self, t: int) -> None:
+        self.out[t, 5] = self.known["last"]
+
+    @rose_compiler.component(reads=[], writes=["self.out"])
+    def settings_of_an_optimizer(self, t: int) -> None:
+        self.out[t, 6] = self.optimizer.param_groups[0]["lr"]
+
+
+def hoarding(hoards, envs, obs):  # type: ignore[no-untyped-def]
+    for t in range(8):
+        action = hoards.act(obs)
+        hoards.METHOD(t)
+        hoards.table[1] = t + 1.0
+        hoards.whole[3] = t + 1.0
+        hoards.tensor[1] = t + 1.0
+        hoards.level = t + 1.0
+        hoards.history.append(t + 1.0)
+        hoards.known["last"] = t + 1.0
+        hoards.optimizer.param_groups[0]["lr"] = t + 1.0
+        obs, _, _, _, _ = envs.step(action)
+    return obs
+
+
+READS = {
+    "numpy_buffer": "hoards.table",
+    "overlapping_view": "hoards.whole",
+    "tensor_by_numpy": "hoards.tensor",
+    "attribute": "hoards.level",
+    "items_of_a_list": "hoards.history",
+    "items_of_a_dict": "hoards.known",
+    "settings_of_an_optimizer": "hoards.optimizer",
+}
+
+
+@pytest.mark.parametrize("method", READS)
+def test_an_undeclared_read_that_torch_does_not_see_is_added(method: str) -> None:
+    """Without it, what writes the state could go in front of what reads it."""
+    text = inspect.getsource(hoarding).replace("METHOD", method)
+    file, namespace = f"<hoarding {method}>", dict[str, Any]()
+    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+    exec(compile(text, file, "exec"), namespace)
+    compiled = rose_compiler.compile(namespace["hoarding"], tune=False)
+    hoards = Hoards()
+    hoards.history.append(0.0)
+    envs = torch_ppo.TorchShards(4, 2, dtype=torch.float64, limit=100)
+    obs = torch.zeros(4, 3, dtype=torch.float64)
+    compiled(hoards, envs, obs)
+    program = compiled._last.unit.program
+    compiled.close()
+    node = next(n for n in program.nodes() if is_call(n) and op_of(n).name == method)
+    assert READS[method] in {e.state for e in Dependences(program).effects(node)}
+    added = [w for r in compiled._log if r.code == "observed-effect" for w in [r.why]]
+    assert any(f"`{method}` was seen" in w and READS[method] in w for w in added), added
+
+
+def test_what_nothing_writes_is_not_added() -> None:
+    compiled = rose_compiler.compile(moves, tune=False)
+    reader = Reader()
+    reader.unused = [1.0]  # type: ignore[attr-defined]
+    compiled(reader, torch.ones(2))
+    compiled.close()
+    assert "reader.unused" not in compiled.ir("captured")
