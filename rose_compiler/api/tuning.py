@@ -17,6 +17,7 @@ from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import RoseError
 from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.codegen.emit import Emitted
+from rose_compiler.kernels.scan_native import Built
 from rose_compiler.runtime.gradients import Note
 from rose_compiler.tune.chooser import Chooser
 from rose_compiler.tune.forecasts import forecast_of, off
@@ -196,9 +197,13 @@ class Tuning:
         if decision not in chooser.candidates and self._compilable():
             chooser.challenge(decision)
 
-    def compiled(self, notes: Sequence[Note]) -> float:
+    def compiled(self, found: Sequence[Note | Built]) -> float:
         """Tell what was compiled while an iteration ran; the seconds that took, which are no part
-        of the iteration's time."""
+        of the iteration's time. Recurrences are compiled beside it."""
+        for built in found:
+            if isinstance(built, Built):
+                self.log.add(_remark_of(built))
+        notes = [note for note in found if isinstance(note, Note)]
         for note in notes:
             if note.why:
                 why = f"{note.name}, {note.seconds:.1f} s: {note.why}"
@@ -357,6 +362,17 @@ class Tuning:
 def _compiled(decision: Decision | None, fuse: bool, hosted: bool) -> Decision:
     """A schedule with its losses compiled; for the user's own statements, program order."""
     return replace(decision or Decision(fuse=fuse, hosted=hosted), compile=True)
+
+
+def _remark_of(built: Built) -> Remark:
+    """What became of compiling a recurrence."""
+    if built.why:
+        code = "probe-bits-differ" if "differs" in built.why else "not-available"
+        return Remark("missed", "scan", (), code, f"{built.name} stays on numpy: {built.why}")
+    how = f"compiled to C in {built.seconds:.1f} s, beside the training"
+    if not built.seconds:
+        how = "taken in C from what an earlier run has compiled"
+    return Remark("note", "scan", (), "native-scan", f"{built.name} {how}")
 
 
 def _difference(slow: Report, fast: Report) -> float | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 #: Functions of two numbers or tensors that IEEE 754 fixes to the last bit.
@@ -103,6 +104,12 @@ class Recurrence:
     def handed(self) -> int:
         """How many carried values the loop takes and returns."""
         return len(self.following) - len(self.seeds)
+
+    @cached_property
+    def touched(self) -> tuple[int, ...]:
+        """The inputs that rows are read from or stored to."""
+        read = {i.source for i in self.items if i.kind == "row"}
+        return tuple(sorted(read | {s.source for s in self.stores}))
 
     @property
     def exact(self) -> bool:

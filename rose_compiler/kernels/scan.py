@@ -6,6 +6,7 @@ device, and answers ``None`` where none fits: the caller then runs the trips one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,7 +23,7 @@ from rose_compiler.base.recurrence import (
     arrange,
     types,
 )
-from rose_compiler.kernels import scan_cpu, scan_cuda
+from rose_compiler.kernels import scan_cuda, scan_native
 from rose_compiler.kernels.functions import FUNCTIONS
 
 _DTYPES = (torch.float32, torch.float64)
@@ -48,13 +49,21 @@ class Given:
     device: torch.device
     shape: tuple[int, ...]
 
+    @property
+    def shape_size(self) -> int:
+        """Elements of a row."""
+        return math.prod(self.shape)
+
 
 _arranged = lru_cache(maxsize=256)(arrange)
 _typed = lru_cache(maxsize=1024)(types)
 
 
-def run(of: Recurrence, args: Sequence[Any]) -> tuple[torch.Tensor, ...] | None:
-    """Compute every trip, store what it stores; the final carried values.
+def run(
+    of: Recurrence, args: Sequence[Any], name: str = "", tell: scan_native.Tell | None = None
+) -> tuple[torch.Tensor, ...] | None:
+    """Compute every trip, store what it stores; the final carried values. ``tell`` hears of what
+    is compiled for that, under the operation's ``name``.
 
     ``None``, with nothing changed, where types, shapes, devices, overlapping memory or gradients
     ask for one trip after the other.
@@ -63,7 +72,7 @@ def run(of: Recurrence, args: Sequence[Any]) -> tuple[torch.Tensor, ...] | None:
     if given is None:
         return None
     if given.device.type == "cpu":
-        return scan_cpu.run(given)
+        return scan_native.run(given, name, tell)
     if given.device.type == "cuda" and not of.bitwise:
         return scan_cuda.run(given)
     return None
@@ -80,8 +89,11 @@ class Trips(Protocol):
         """Run some of them on carried and captured values; the carried values behind them."""
 
 
-def whole(of: Recurrence, trips: Trips, args: Sequence[Any]) -> tuple[Any, ...]:
-    """A loop: its recurrence at once where that fits, the other trips as they stand.
+def whole(
+    of: Recurrence, trips: Trips, args: Sequence[Any], tell: scan_native.Tell | None = None
+) -> tuple[Any, ...]:
+    """A loop: its recurrence at once where that fits, the other trips as they stand. ``tell`` as
+    for :func:`run`.
 
     Returns the final carried values.
     """
@@ -95,7 +107,7 @@ def whole(of: Recurrence, trips: Trips, args: Sequence[Any]) -> tuple[Any, ...]:
     first, last = of.ends[0], len(indices) - of.ends[1]
     if first:
         carried = trips.over(indices[:first], (*carried, *captured))
-    made = run(of, (*carried, *captured))
+    made = run(of, (*carried, *captured), getattr(trips, "__name__", ""), tell)
     if made is None:
         return trips.over(indices[first:], (*carried, *captured))
     if last < len(indices):
@@ -270,6 +282,10 @@ def _apart(of: Recurrence, inputs: tuple[Any, ...], carried: tuple[torch.Tensor,
         if any(a < high and low < b for j, (a, b) in enumerate(memory) if j != k):
             return False
     handed = [_extent(c) for c in carried[: of.handed]]
+    for store in of.stores:  # a first value that a store changes is another one behind it
+        low, high = _stored(of, inputs[store.source], store.offset)
+        if any(a < high and low < b for a, b in handed):
+            return False
     for k in of.inplace:
         low, high = handed[k]
         others = (*memory, *handed[:k], *handed[k + 1 :])
@@ -278,6 +294,12 @@ def _apart(of: Recurrence, inputs: tuple[Any, ...], carried: tuple[torch.Tensor,
     return all(
         i.offset == targets[i.source] for i in of.items if i.kind == "row" and i.source in targets
     )
+
+
+def _stored(of: Recurrence, target: torch.Tensor, offset: int) -> tuple[int, int]:
+    """The addresses of the rows that are stored to."""
+    low, high = min(of.trips) + offset, max(of.trips) + offset
+    return _extent(target[low : high + 1])
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from rose_compiler.base.faultmap import FaultMap
 from rose_compiler.base.profile import Span, Timeline
 from rose_compiler.base.recurrence import Recurrence
 from rose_compiler.kernels import scan
+from rose_compiler.kernels.scan_native import Built
 from rose_compiler.runtime import buffers, faults, gradients
 from rose_compiler.runtime.events import StreamLane, Streams, TorchStreams
 from rose_compiler.runtime.lanes import InlineLane, Lane, ThreadLane
@@ -62,8 +63,8 @@ class Runtime:
         self._broken = False
         self._fused: list[Fused] = []
         self._losses: dict[gradients.Forward, gradients.Gradients] = {}
-        #: What became of losses that were to be compiled, newest last.
-        self.notes: list[gradients.Note] = []
+        #: What became of losses and recurrences that were to be compiled, newest last.
+        self.notes: list[gradients.Note | Built] = []
         self.together = False  # several runs follow upon each other
 
     # Lanes.
@@ -268,11 +269,10 @@ class Runtime:
             torch.set_num_threads(count)
         return before
 
-    @staticmethod
-    def scan(of: Recurrence, trips: scan.Trips, *args: Any) -> Any:
+    def scan(self, of: Recurrence, trips: scan.Trips, *args: Any) -> Any:
         """All trips of a recurrence at once; one after the other, by ``trips``, where ``args`` are
         not of the types and shapes for that. The final carried value, a tuple of several."""
-        made = scan.whole(of, trips, args)
+        made = scan.whole(of, trips, args, self.notes.append)
         return made[0] if len(made) == 1 else made
 
     snapshot: Callable[[Any], Any] = staticmethod(buffers.snapshot)

@@ -287,6 +287,27 @@ def test_integers_that_were_taken_for_granted() -> None:
         assert scan.run(of, [*arguments((6,)), other]) is None
 
 
+def test_a_first_value_that_the_loop_stores_to_is_left_to_the_loop() -> None:
+    """A row of a buffer that another statement of the trip stores to, in front of its use."""
+    m = Made()
+    twice = m.call("mul", m.row(0), m.number(2.0))
+    last = m.call("add", m.call("mul", m.carried(), m.row(1)), m.row(0))
+    of = Recurrence(
+        *(0, TRIPS, 1),
+        tuple(Input(1 + k) for k in range(4)),
+        tuple(m.items),
+        (last,),
+        (Store(2, 0, twice), Store(3, 0, last)),
+    )
+    args = arguments((6,))
+    args[0] = args[3][0]
+    before = [a.clone() for a in args[:5]]
+    assert scan.run(of, args) is None
+    assert all(map(torch.equal, before, args))
+    args[0] = args[3][0].clone()
+    check(of, args)
+
+
 @pytest.mark.parametrize("forward", [False, True])
 def test_the_form_for_devices_agrees(monkeypatch, forward) -> None:
     """Its series and folded chains, with the loop over rows in the place of the kernel."""
