@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -10,6 +9,7 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Table
 
+from rose_compiler.base.callers import warn_caller
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.base.sizes import show_bytes
@@ -138,7 +138,7 @@ class Memory:
             "takes more"
         )
         self.log.add(Remark("note", PASS, (), "over-limit", why))
-        warnings.warn(f"rose_compiler: {why}", stacklevel=6)
+        warn_caller(why)
 
     def render(self, decision: Decision, width: int = 100) -> str:
         """What is known, as text: peaks by schedule, then the pieces of ``decision``."""

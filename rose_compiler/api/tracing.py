@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from rose_compiler.base import knobs, phases
+from rose_compiler.base.callers import warn_caller
 from rose_compiler.base.errors import SourceLocation, fail
 from rose_compiler.base.faultmap import FaultMap
 from rose_compiler.base.profile import Span
@@ -127,7 +127,7 @@ class Trace:
         try:
             write_whole(path, text)
         except OSError as error:
-            warnings.warn(f"rose_compiler: no trace was written: {error}", stacklevel=2)
+            warn_caller(f"no trace was written: {error}")
 
 
 def write_whole(path: Path, text: str) -> None:

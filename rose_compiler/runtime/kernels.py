@@ -245,7 +245,7 @@ class Nvml:
             else:
                 rates = nv.nvmlDeviceGetUtilizationRates(self._handle)
                 self.check = Check(float(rates.gpu) / 100, "utilization")
-        except Exception as failure:
+        except Exception as failure:  # NVMLError, which only the module that was found can name
             self.why = f"NVML can't be used: {failure}"
         finally:
             with suppress(Exception):

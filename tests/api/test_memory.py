@@ -164,8 +164,9 @@ def test_schedules_above_the_limit_are_no_candidates(training: Training) -> None
     fast = small(training, memory_limit="1MiB")
     training.run(fast, 2)
     fast._last.unit.tuning()._chooser.trial_s = 0.0
-    with pytest.warns(UserWarning, match="as written peaks at .* above memory_limit=1 MiB"):
+    with pytest.warns(UserWarning, match="as written peaks at .* above memory_limit=1 MiB") as told:
         training.run(fast, 1)
+    assert Path(told[0].filename).name == "loops.py", "where the call stands"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         training.run(fast, 2)  # it is said once

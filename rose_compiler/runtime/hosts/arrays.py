@@ -112,7 +112,7 @@ def dump(value: Any, *, detach: bool = False) -> tuple[bytes, list[Any]]:
     except RuntimeFault:
         raise
     except Exception:
-        pass
+        pass  # whatever a class's `__reduce__` raises: cloudpickle is tried below, and has the word
     else:
         blob = file.getvalue()
         if b"__main__" not in blob:  # which the other side does not have

@@ -79,6 +79,7 @@ class Child:
                     f"host {name!r} can't be given these variables: {error}",
                     expected="environment={name: value}, both of them text",
                     found=f"environment={dict(environment or {})}",
+                    help="give numbers as text too",
                 ) from error
             raise
         finally:
@@ -193,6 +194,7 @@ def _bound(cores: Collection[int] | None) -> Iterator[None]:
             f"a host can't be bound to these cores: {error}",
             expected=f"some of {sorted(before)}",
             found=f"cores={cores!r}",
+            help="`os.sched_getaffinity(0)` has the numbers of those that may be used",
         ) from error
     try:
         yield

@@ -29,6 +29,7 @@ from rose_compiler.runtime.hosts.transport import unpicklable_argument
 Kind = Literal["process", "thread", "inline"]
 #: Calls that may be under way in one host at a time; one more waits for the oldest.
 PLACES = 2
+_HELP = "see `help(rose_compiler.hosted)`"
 #: Descriptions of calls that a worker keeps: calls like one of them are sent as a number.
 _KEPT = 256
 
@@ -331,10 +332,13 @@ def hosted(
             "there is no such kind of host",
             expected=", ".join(map(repr, get_args(Kind))),
             found=f"host={host!r}",
+            help=_HELP,
         )
     if threads is not None and (type(threads) is not int or threads < 1):
         what, wanted = "a host runs on one thread at least", "a positive whole number or None"
-        raise fail("config-argument", what, expected=wanted, found=f"threads={threads!r}")
+        raise fail(
+            "config-argument", what, expected=wanted, found=f"threads={threads!r}", help=_HELP
+        )
     name = name or getattr(factory, "__name__", "component")
     build = partial(served.Served, factory)
     start: Callable[[], Any]

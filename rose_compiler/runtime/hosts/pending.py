@@ -53,7 +53,7 @@ class Pending:
             return
         try:
             self.value = self._hosted._answer(self, self._ticket, self._place, timeout)
-        except Exception as error:
+        except Exception as error:  # the component's own, kept for who asks for the result
             self.error = error
         self.done = True
         self.held = None

@@ -238,7 +238,7 @@ class ProcessHost:
     def _unpickle(self, ticket: Ticket, payload: bytes) -> None:
         try:
             ticket.resolve(pickle.loads(payload))
-        except Exception as error:
+        except Exception as error:  # a class of the user's is rebuilt, which may raise anything
             what = f"the result of {ticket.what}() can't be rebuilt here: {error!r}"
             ticket.reject(fail("host-pickle", what))
 
@@ -308,7 +308,7 @@ def close_all(hosts: Iterable[ProcessHost], grace: float = GRACE) -> None:
     for host, ticket in closing:
         try:
             host.wait(ticket, max(0.0, deadline - time.monotonic()))
-        except Exception as error:
+        except Exception as error:  # what a `close` of the user's raises; the others are closed too
             errors.append(error)
     for host in open_hosts:
         if host.usable:

@@ -62,7 +62,7 @@ def dump_result(method: str, value: Any) -> bytes:
     """Pickle a result, by reference where possible. Raises ``RuntimeFault`` if it can't be."""
     try:
         return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-    except Exception:
+    except Exception:  # a class's `__reduce__` may raise anything; cloudpickle has the last word
         try:
             return bytes(cloudpickle.dumps(value))
         except Exception as error:
@@ -80,7 +80,7 @@ def dump_exception(error: BaseException) -> bytes:
     text = "".join(traceback.format_exception(error)).rstrip()
     try:
         blob = bytes(cloudpickle.dumps(error))
-    except Exception:
+    except Exception:  # what it holds may raise anything; its text travels all the same
         blob = b""
     return pickle.dumps((blob, _type_name(error), _brief(error), text))
 
@@ -193,6 +193,6 @@ def _parts(value: object) -> Iterator[tuple[str, str, object]]:
 def _pickles(value: object) -> bool:
     try:
         cloudpickle.dumps(value)
-    except Exception:
+    except Exception:  # whatever it raises is what is looked for
         return False
     return True
