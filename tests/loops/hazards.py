@@ -1,6 +1,6 @@
 """Habits that make reordering dangerous: a simulator that hands out the same buffers for ever and
 reseeds the process, transitions edited after they were handed over, one environment under two
-names, an acting net that shares its weights with the learner."""
+names, an acting net that shares its weights with the learner, reads that write."""
 
 from __future__ import annotations
 
@@ -188,8 +188,91 @@ def run_uncopied(compile: Any, vectorize: Any) -> Any:
     return envs, model, optimizer, obs, seen, losses
 
 
+# -- reads that write ------------------------------------------------------------------------------
+
+
+class Sensors(Crawlers):
+    """What it is asked for it computes anew, in place, with noise of the process's generator."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs)
+        self.seen = torch.zeros(num_envs, 4)
+
+    def get_observations(self) -> torch.Tensor:
+        self.seen.copy_(torch.from_numpy(self.obs)).add_(torch.randn(self.seen.shape), alpha=0.1)
+        return self.seen
+
+
+class Steps:
+    """The last transitions; sampling sums rewards over three steps, and for that ends the newest
+    trajectory in the memory itself, as long as it looks."""
+
+    def __init__(self, capacity: int, num_envs: int) -> None:
+        self.obs = torch.zeros(capacity, num_envs, 4)
+        self.rewards, self.alive = (torch.zeros(capacity, num_envs) for _ in range(2))
+        self.at, self.capacity = 0, capacity
+        self.rng = np.random.default_rng(5)
+
+    def add(self, obs: torch.Tensor, reward: torch.Tensor, alive: torch.Tensor) -> None:
+        self.obs[self.at], self.rewards[self.at], self.alive[self.at] = obs, reward, alive
+        self.at = (self.at + 1) % self.capacity
+
+    def sample(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        newest = (self.at - 1) % self.capacity
+        before = self.alive[newest].clone()
+        self.alive[newest] = 0.0
+        rows = self.rng.integers(0, self.capacity, size=count)
+        total, goes_on = torch.zeros(count, self.obs.shape[1]), torch.ones(1)
+        for k in range(3):
+            at = (rows + k) % self.capacity
+            total = total + goes_on * 0.9**k * self.rewards[at]
+            goes_on = goes_on * self.alive[at]
+        self.alive[newest] = before
+        return self.obs[rows], total
+
+
+def reading(sim, policy, critic, optimizer, memory, ends):  # type: ignore[no-untyped-def]
+    """Observations recomputed when asked for, a sampler that edits what it samples from, logging on
+    data, and a ratio to log-probabilities that are computed after the first of two updates."""
+    for _ in range(5):
+        obs = sim.get_observations().clone()
+        with torch.no_grad():
+            action = policy(obs)
+        _, reward, done, _, extras = sim.step(action.numpy())
+        if "age" in extras["episode"]:
+            ends.append(float(extras["episode"]["age"].sum()))
+        memory.add(obs, torch.from_numpy(reward), 1.0 - torch.from_numpy(done).float())
+        seen, total = memory.sample(4)
+        loss = (critic(seen).squeeze(-1) - total).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for rows in range(2):
+        with torch.no_grad():
+            old = policy(memory.obs[rows])
+        ratio = (policy(memory.obs[rows]) - old).exp()
+        loss = (ratio * critic(memory.obs[rows]).detach()).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return float(loss.detach())
+
+
+def run_reading(compile: Any, vectorize: Any) -> Any:
+    del vectorize
+    sim, policy, critic = Sensors(6), nn.Linear(4, 2), nn.Linear(4, 1)
+    optimizer = torch.optim.Adam([*policy.parameters(), *critic.parameters()], lr=1e-2)
+    memory, ends = Steps(8, 6), list[float]()
+    sim.reset()
+    step, losses = compile(reading), []
+    for _ in range(ITERATIONS):
+        losses.append(step(sim, policy, critic, optimizer, memory, ends))
+    return sim, policy, critic, optimizer, memory, ends, losses
+
+
 SCRIPTS = [
     Script("a simulator's own buffers", run_borrowed),
     Script("two names for one thing", run_shared, sharded=True),
     Script("observations without a copy", run_uncopied),
+    Script("reads that write", run_reading),
 ]
