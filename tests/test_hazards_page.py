@@ -1,4 +1,4 @@
-"""docs/hazards.md: every hazard of the house has its tests, and every test that is named is there."""
+"""docs/hazards.md: every hazard of the house has its tests, and every test named is there."""
 
 from __future__ import annotations
 
