@@ -14,6 +14,7 @@ from rose_compiler.base import knobs
 from rose_compiler.base.remarks import Blocker, RemarkLog
 from rose_compiler.frontend.batches import annotate
 from rose_compiler.frontend.changes import Changes
+from rose_compiler.frontend.closed import tell_closed
 from rose_compiler.frontend.first_run import hold_back
 from rose_compiler.frontend.graphs import trace_runs
 from rose_compiler.frontend.losses import trace_losses
@@ -149,6 +150,7 @@ class Watch:
     def _understand(self, record: Record, observers: list[Observer]) -> None:
         self.remarks = log = RemarkLog()
         refine(self.captured, record, log)
+        tell_closed(self.captured, log)
         self._observe(observers)
         self.program = program = copy_program(self.captured)
         copies = dict(zip(self.captured.nodes(), program.nodes(), strict=True))
