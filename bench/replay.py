@@ -18,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bench import virtual
 from bench.replay_model import NAMES, RANGES, Assumptions, Replay, Row, rows
 
 #: What Rose's paper reports over the best systems: throughput, and SM activity in points.
@@ -243,6 +244,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rows", default="", help="ids, comma-separated; all by default")
     parser.add_argument("--samples", type=int, default=16, help="random points a row")
     parser.add_argument("--write", metavar="FILE", help="write the page there")
+    parser.add_argument(
+        "--clock",
+        type=int,
+        default=0,
+        metavar="N",
+        help="also hold the predictor against N iterations in real time (bench.virtual)",
+    )
     options = parser.parse_args(argv)
     known = {row.id: row for row in rows()}
     names = options.rows.split(",") if options.rows else list(known)
@@ -267,6 +275,9 @@ def main(argv: list[str] | None = None) -> int:
         console.print(f"{row.id}: left out, {row.why_not}")
     if options.write:
         Path(options.write).write_text(markdown(outcomes, left_out, options.samples), "utf-8")
+    if options.clock:
+        console.print("predicted in simulated time, and by the clock on the virtual device:")
+        return virtual.main(["--iterations", str(options.clock)])
     return 0
 
 

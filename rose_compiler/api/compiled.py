@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rose_compiler.api.costing import CostModel
+from rose_compiler.api.objects import hosted
 from rose_compiler.api.options import Options
 from rose_compiler.api.quotas import plan_quotas
 from rose_compiler.api.reporting import write_report
@@ -212,6 +213,8 @@ class Compiled:
         log.extend(self._log)
         log.extend(self._require().unit.watch.remarks)
         log.extend(self._schedule().history.remarks)
+        for component in hosted(self._require().unit.program.objects).values():
+            log.extend(component.rose_remarks)
         head = textwrap.fill(f"{self.__name__}: {tuning.summary()}", width, break_long_words=False)
         parts = [head, log.render(width)]
         table = tuning.table(width)

@@ -49,10 +49,11 @@ def room(layouts: Sequence[Layout]) -> int:
 class _Numbers:
     """Puts the numbers of arrays where the arrays are."""
 
-    def __init__(self, file: io.BytesIO, detach: bool) -> None:
+    def __init__(self, file: io.BytesIO, detach: bool, by_handle: bool) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)  # type: ignore[call-arg]
         self.arrays: list[Any] = []
         self._detach = detach
+        self._by_handle = by_handle
         torch = sys.modules.get("torch")
         self._tensor = None if torch is None else torch.Tensor
         numpy = sys.modules.get("numpy")
@@ -72,7 +73,7 @@ class _Numbers:
                 return None  # parameters, sparse tensors and subclasses have more to them
             if value.is_quantized:
                 return None
-            if value.is_cuda and ipc.available():
+            if self._by_handle and value.is_cuda:
                 return ("ipc", ipc.handle(value))
         else:
             return None
@@ -99,14 +100,14 @@ class _Unpickler(pickle.Unpickler):
         return self._arrays[number]
 
 
-def dump(value: Any, *, detach: bool = False) -> tuple[bytes, list[Any]]:
+def dump(value: Any, *, detach: bool = False, by_handle: bool = False) -> tuple[bytes, list[Any]]:
     """A value as bytes without its arrays, and its arrays in order.
 
     With ``detach`` tensors leave their graphs behind; without, one that has a graph raises
-    ``RuntimeFault`` (``host-graph``).
+    ``RuntimeFault`` (``host-graph``). With ``by_handle`` CUDA tensors are not among the arrays.
     """
     file = io.BytesIO()
-    pickler: _Plain | _Thorough = _Plain(file, detach)
+    pickler: _Plain | _Thorough = _Plain(file, detach, by_handle)
     try:
         pickler.dump(value)
     except RuntimeFault:
@@ -118,7 +119,7 @@ def dump(value: Any, *, detach: bool = False) -> tuple[bytes, list[Any]]:
         if b"__main__" not in blob:  # which the other side does not have
             return blob, pickler.arrays
     file = io.BytesIO()
-    pickler = _Thorough(file, detach)
+    pickler = _Thorough(file, detach, by_handle)
     pickler.dump(value)
     return file.getvalue(), pickler.arrays
 

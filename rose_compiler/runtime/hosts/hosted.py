@@ -19,7 +19,8 @@ from typing import Any, Literal, Self, cast, get_args
 from rose_compiler.base import phases
 from rose_compiler.base.errors import RuntimeFault, fail
 from rose_compiler.base.quota import THREADS
-from rose_compiler.runtime.hosts import arrays, parameters, served
+from rose_compiler.base.remarks import Blocker, Remark
+from rose_compiler.runtime.hosts import arrays, ipc, parameters, served
 from rose_compiler.runtime.hosts.host import InlineHost, Ticket
 from rose_compiler.runtime.hosts.pending import Pending, deferring
 from rose_compiler.runtime.hosts.process import ProcessHost
@@ -51,6 +52,8 @@ class Hosted:
         self.rose_threads = threads  # of its numeric libraries, for quotas
         self.timeout = timeout
         self._start = start
+        #: What could not be had, for ``explain()``.
+        self.rose_remarks: list[Remark] = []
         self._version = 0
         self._replied = 0
         self._published: tuple[tuple[str, ...], tuple[arrays.Layout, ...], Any] | None = None
@@ -64,6 +67,8 @@ class Hosted:
         self._known: dict[Any, int] = {}
         self._places: list[Pending | None] = [None] * PLACES
         self._count = 0
+        #: Whether CUDA tensors travel by handle; None before the first of them.
+        self._by_handle: bool | None = None
         self._host = self._start()
 
     # -- calls -----------------------------------------------------------------------------------
@@ -90,7 +95,9 @@ class Hosted:
 
     def _begin(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pending:
         try:
-            blob, found = arrays.dump((args, kwargs))
+            blob, found = arrays.dump((args, kwargs), by_handle=bool(self._by_handle))
+            if self._by_handle is None and (on := _device(found)) is not None and self._agree(on):
+                blob, found = arrays.dump((args, kwargs), by_handle=True)
         except RuntimeFault:
             raise
         except Exception as error:
@@ -109,7 +116,8 @@ class Hosted:
         if number is None:
             number = len(self._known)
             how, rest = served.ONCE, pickle.dumps(key)
-            if number < _KEPT:
+            # a handle is that of one tensor, so no other call is like this one
+            if number < _KEPT and ipc.MARK not in blob:
                 how = served.FULL
                 self._known[key] = number
         payload = served.CALL.pack(number, place, how, phases.wanted(), self._version) + rest
@@ -141,6 +149,24 @@ class Hosted:
         self._wanted = max(self._wanted, needed)
         block = bytearray(answer[at + 8 + length :])
         return arrays.load(blob, arrays.read(block, 0, layouts))
+
+    def _agree(self, device: Any) -> bool:
+        """Whether this process and the component's can hand CUDA tensors over by handle."""
+        self._by_handle = False
+        if not isinstance(self._host, ProcessHost):
+            return False  # a process can't open its own handles
+        try:
+            kept, made = ipc.offer(device)
+        except RuntimeError as error:
+            why: str | None = f"this process can't share its memory: {error}"
+        else:
+            why = self._host.call("opens", made)
+            del kept
+        self._by_handle = why is None
+        if why is not None:
+            why = f"CUDA tensors for {self.name!r} travel through memory of the host: {why}"
+            self.rose_remarks.append(Remark.from_blocker("hosts", Blocker("not-available", why)))
+        return self._by_handle
 
     def _make_room(self, needed: int) -> None:
         """Shared memory for arguments of that size, and for the largest result seen."""
@@ -280,6 +306,11 @@ class Hosted:
 
     def __repr__(self) -> str:
         return f"<component {self.name!r} in a host, {self.hosts}>"
+
+
+def _device(found: list[Any]) -> Any:
+    """The device of the first array that is not in memory of the host, or None."""
+    return next((a.device for a in found if getattr(a, "is_cuda", False)), None)
 
 
 @functools.cache

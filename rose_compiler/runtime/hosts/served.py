@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from rose_compiler.base import phases
-from rose_compiler.runtime.hosts import arrays
+from rose_compiler.runtime.hosts import arrays, ipc
 from rose_compiler.runtime.hosts.parameters import Reader
 from rose_compiler.runtime.hosts.transport import unpicklable_result
 
@@ -45,6 +45,7 @@ class Served:
         self._results: tuple[Any, int] = (None, 0)
         self._reader: Reader | None = None
         self._known: dict[int, Description] = {}
+        self._by_handle = False
 
     def arguments(self, memory: Any, size: int) -> None:
         """Memory for arguments, ``size`` bytes a place."""
@@ -53,6 +54,12 @@ class Served:
     def results(self, memory: Any, size: int) -> None:
         """Memory for results, ``size`` bytes a place."""
         self._results = memory, size
+
+    def opens(self, offer: ipc.Offer) -> str | None:
+        """Have CUDA tensors of answers travel by handle, or say why that can't be."""
+        why = ipc.why_not(offer)
+        self._by_handle = why is None
+        return why
 
     def parameters(
         self, memory: Any, names: Sequence[str], layouts: Sequence[arrays.Layout]
@@ -100,7 +107,7 @@ class Served:
         ended: list[phases.Ended],
     ) -> bytes:
         try:
-            blob, found = arrays.dump(value, detach=True)
+            blob, found = arrays.dump(value, detach=True, by_handle=self._by_handle)
         except Exception as error:
             raise unpicklable_result(method, value, error) from error
         layouts = [arrays.layout_of(array) for array in found]
