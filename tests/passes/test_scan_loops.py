@@ -10,7 +10,7 @@ import torch
 
 import rose_compiler
 from rose_compiler.base.decision import Decision
-from rose_compiler.kernels import scan
+from rose_compiler.kernels import native, scan, scan_cpu, scan_native
 from rose_compiler.passes.manager import PassManager
 from rose_compiler.passes.scan import Scan
 from rose_compiler.testing.capturing import first_trip
@@ -144,6 +144,29 @@ def test_another_number_of_trips(fn, tmp_path, runs) -> None:
         other = (found[0], *world(5, 1)[1:])
         assert all(map(torch.equal, seen(fn(*expected), expected), seen(run(*other), other)))
     assert runs == [True, True]
+
+
+@pytest.mark.skipif(native.compiler() is None, reason="no C compiler")
+def test_compiled_to_c_on_the_way(tmp_path, monkeypatch) -> None:
+    """Numpy, both, then C alone: the same bits all along, and a remark of how long it took."""
+    poll = native.Build.poll
+    monkeypatch.setattr(scan_native, "AFTER_S", -1.0)
+    monkeypatch.setattr(native.Build, "poll", lambda self, wait=0.0: poll(self, 60.0))
+    on_numpy: list[Any] = []
+    original = scan_cpu.run
+
+    def watched(given: Any) -> Any:
+        on_numpy.append(given.of)
+        return original(given)
+
+    monkeypatch.setattr(scan_cpu, "run", watched)
+    run = compiled(scan_loops.shifted, tmp_path)
+    for call in range(6):
+        given, again = world(5, call), world(5, call)
+        expected, found = seen(scan_loops.shifted(*given), given), seen(run(*again), again)
+        assert all(map(torch.equal, expected, found))
+    assert len(on_numpy) == 3  # the first call is watched
+    assert "compiled to C in" in run.explain()
 
 
 def test_a_setting_that_changes(tmp_path, runs) -> None:
