@@ -1,4 +1,4 @@
-"""Random iterations with calls of a hosted component: as eager, with calls under way beside them."""
+"""Random iterations with calls of a hosted component are as eager, with calls under way."""
 
 from __future__ import annotations
 
