@@ -21,6 +21,7 @@ from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.ir.losses import Loss
 from rose_compiler.ir.program import Program
 from rose_compiler.passes.base import PassContext
+from rose_compiler.passes.fuse_graphs import graphs
 from rose_compiler.passes.pipeline import PIPELINE
 from rose_compiler.runtime.optimizers import why_not_fused
 
@@ -63,8 +64,9 @@ class Building:
         return {name: why_not_fused(optimizer) for name, optimizer in found.items()}
 
     def _compilable(self) -> bool:
-        """Whether a loss can be compiled together with its ``backward``."""
-        return any(isinstance(loss, Loss) for loss in self.watch.losses.values())
+        """Whether a loss can be compiled together with its ``backward``, or a graph."""
+        found = any(isinstance(loss, Loss) for loss in self.watch.losses.values())
+        return found or bool(graphs(self.program))
 
     def context(self, decision: Decision, program: Program) -> PassContext:
         """What passes may know while they rewrite ``program`` for one decision."""

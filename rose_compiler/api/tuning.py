@@ -18,7 +18,7 @@ from rose_compiler.base.errors import RoseError
 from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.codegen.emit import Emitted
 from rose_compiler.kernels.scan_native import Built
-from rose_compiler.runtime.gradients import Note
+from rose_compiler.runtime.inductor import Note
 from rose_compiler.tune.chooser import Chooser
 from rose_compiler.tune.forecasts import forecast_of, off
 from rose_compiler.tune.space import candidates

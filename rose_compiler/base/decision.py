@@ -38,7 +38,8 @@ class Decision:
     ``cores``: the cores of each lane, of the coordinator's too, as (lane, number) pairs: torch uses
     as many threads there, and the processes of hosts are bound to theirs. Empty: nobody is bound.
     ``fuse``: optimizers that can step by one kernel for all parameters do so.
-    ``compile``: a loss and its ``backward`` become one function that Inductor compiles.
+    ``compile``: a loss and its ``backward`` become one function that Inductor compiles, and so does
+    each of the longest graphs that record no gradients.
     """
 
     groups: int = 0

@@ -94,6 +94,8 @@ class Operations(Emitter):
                 if recorded := op.attributes.get("recorded", ()):
                     arguments += f", recorded={recorded}"
                 text = f"rt.gradients({function}{', ' if arguments else ''}{arguments})"
+            elif op.attributes.get("inductor"):
+                text = f"rt.graph({function}{', ' if arguments else ''}{arguments})"
         else:
             self.check(node, _read(op, node), refs)
         self.assign(node, text, scope)

@@ -75,7 +75,8 @@ class Op:
     * ``"step"``: ``{"env": param, "action": param}`` of a step;
     * ``"keeps"``: pairs ``(container, value)`` of parameters where the container goes on holding a
       reference to the value, so that who touches the container may read it;
-    * ``"fused"``: the names of the captured operations that a loss stands for;
+    * ``"fused"``: the names of the operations that a loss, or a graph for Inductor, stands for;
+    * ``"inductor"``: whether Inductor is to compile a graph;
     * ``"retains"``: parameters whose values something goes on holding a reference to;
     * ``"items"``: parameters that are containers which get or lose items: what is written of them
       is which items they hold, not the memory of any;

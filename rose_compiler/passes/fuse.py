@@ -1,5 +1,5 @@
 """Many small operations of an update as few: optimizer steps by one kernel for all parameters of a
-group, a loss and its ``backward`` by what Inductor compiles."""
+group, a loss and its ``backward``, and graphs without gradients, by what Inductor compiles."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from rose_compiler.ir.ops import FUSE, STATE
 from rose_compiler.ir.program import Program, is_call, op_of, placeholders
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes.base import Pass, PassContext, context_of
+from rose_compiler.passes.fuse_graphs import fuse_graphs
 from rose_compiler.passes.fuse_losses import fuse_losses
 
 
 @dataclass(frozen=True)
 class Fuse(Pass):
     """Let optimizers that can step by one kernel do so while the program runs, and let Inductor
-    compile a loss together with its ``backward``.
+    compile a loss together with its ``backward``, and graphs that record nothing.
 
     Fused kernels round otherwise than a loop over parameters, so ``numerics="bitwise"`` keeps that.
     """
@@ -30,6 +31,7 @@ class Fuse(Pass):
 
     def run_program(self, program: Program, rewrite: Rewriter) -> None:
         fuse_losses(program, rewrite)
+        fuse_graphs(program, rewrite)
         context = context_of(rewrite)
         for state, reason in context.optimizers.items():
             step = _first_step(program, state, rewrite)

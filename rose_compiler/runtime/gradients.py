@@ -9,9 +9,6 @@ then raises what it always raised.
 
 from __future__ import annotations
 
-import time
-import types
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,34 +16,22 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
+from rose_compiler.runtime.inductor import (
+    LEEWAY,
+    Forward,
+    Makes,
+    Note,
+    Refused,
+    holding,
+    identity,
+    intercepted,
+    known_of,
+    unchecked,
+)
+from rose_compiler.runtime.inductor import built as _built
 from rose_compiler.runtime.probe import compare_outputs
 from rose_compiler.runtime.rounding import difference, reference, rounding
-
-Forward = Callable[..., Any]
-
-#: Makes of arguments that are compiled for one loss; others run by torch's own operations.
-MAX_MAKES = 4
-#: No pool of compiler processes that would outlive the run.
-_SETTINGS = {"compile_threads": 1}
-#: Results may differ from those of torch's own operations by so many times what rounding the
-#: arguments otherwise changes, beside the tolerance of ``numerics="close"``.
-LEEWAY = 4.0
-_PLAIN = (bool, int, float, str, type(None))
-
-
-class Refused(Exception):
-    """Why a loss is left to torch's own operations."""
-
-
-@dataclass(frozen=True)
-class Note:
-    """One attempt to compile a loss: how long it took, and ``why`` it was given up, if it was."""
-
-    name: str
-    seconds: float
-    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,18 +53,13 @@ class Make:
     run: Callable[..., Sequence[Tensor]]
     copied: frozenset[int]
 
-    def fits(self, args: Sequence[Any]) -> bool:
-        """Whether arguments are of the make it was compiled for."""
-        return self.threads == torch.get_num_threads() and all(map(_is, args, self.known))
-
 
 class Gradients:
     """One loss of a compiled function, and what it is compiled to for each make of arguments."""
 
     def __init__(self, forward: Forward) -> None:
         self.forward = forward
-        self.makes: list[Make] = []
-        self._refused: list[tuple[Any, ...]] = []
+        self.makes = Makes(forward, compiled)
 
     def __call__(self, args: tuple[Any, ...], tell: Callable[[Note], object]) -> Any:
         """Compute the loss, and add its gradients to ``.grad`` of the leaves among ``args``.
@@ -90,7 +70,9 @@ class Gradients:
         if any(type(a) is np.ndarray for a in args):
             # arrays only index tensors here
             args = tuple(torch.from_numpy(a) if type(a) is np.ndarray else a for a in args)
-        make = self._make(args, tell)
+        if not torch.is_grad_enabled() or torch.is_anomaly_enabled() or intercepted(args):
+            return self.eager(args)
+        make = self.makes.get(args, tell)
         if make is None or _hooked(args, make.leaves):
             return self.eager(args)
         with torch.no_grad():
@@ -115,32 +97,6 @@ class Gradients:
         loss.backward()
         freed = tuple(each.detach() for each in others)
         return freed if len(freed) > 1 else freed[0] if freed else None
-
-    def _make(self, args: tuple[Any, ...], tell: Callable[[Note], object]) -> Make | None:
-        if not torch.is_grad_enabled() or torch.is_anomaly_enabled() or _intercepted(args):
-            return None
-        for make in self.makes:
-            if make.fits(args):
-                if make is not self.makes[0]:
-                    self.makes.remove(make)
-                    self.makes.insert(0, make)
-                return make
-        known = (torch.get_num_threads(), *map(_known, args))
-        if known in self._refused or len(self.makes) + len(self._refused) >= MAX_MAKES:
-            return None
-        if any(_shapes(known) == _shapes((m.threads, *m.known)) for m in self.makes):
-            return None  # a number that counts trips would have every trip compiled
-        started = time.perf_counter()
-        why = ""
-        try:
-            self.makes.insert(0, compiled(self.forward, args))
-        except Exception as error:
-            # whatever keeps it from being compiled, torch's own operations do the same
-            self._refused.append(known)
-            said = str(error).strip().split("\n")[0]
-            why = said if isinstance(error, Refused) else f"{type(error).__name__}: {said}"
-        tell(Note(_name(self.forward), time.perf_counter() - started, why))
-        return None if why else self.makes[0]
 
 
 class _Freed(torch.autograd.Function):
@@ -224,7 +180,7 @@ def compiled(forward: Forward, args: tuple[Any, ...]) -> Make:
                 raise Refused(f"compiled, it differs by {off:.2g}, more than rounding does")
     return Make(
         torch.get_num_threads(),
-        tuple(float if k in numbers else _known(a) for k, a in enumerate(args)),
+        tuple(float if k in numbers else known_of(a) for k, a in enumerate(args)),
         tensors,
         numbers,
         leaves,
@@ -265,46 +221,12 @@ def _joint(
             values[k] = value.detach().requires_grad_() if k in leaves else value.detach()
         conditions: list[Tensor] = []
         with torch.enable_grad():
-            loss, *others = _unchecked(forward, conditions)(*values)
+            loss, *others = unchecked(forward, conditions)(*values)
             gradients = torch.autograd.grad(loss, [values[k] for k in leaves])
-        valid = torch.ones((), dtype=torch.bool, device=loss.device)
-        for condition in conditions:
-            valid = valid & condition.detach().all()
+        valid = holding(conditions, loss.device)
         return [valid, *(o.detach() for o in others), *(g.contiguous() for g in gradients)]
 
     return joint
-
-
-def _unchecked(forward: Forward, conditions: list[Tensor]) -> Forward:
-    """The function with its checks replaced: they only note their conditions."""
-    if not isinstance(forward, types.FunctionType):
-        return forward
-    known = forward.__globals__
-    changed = {
-        name: _noting(known[name].condition, conditions)
-        for name in forward.__code__.co_names
-        if callable(getattr(known.get(name), "condition", None))
-    }
-    return types.FunctionType(
-        forward.__code__, {**known, **changed}, forward.__name__, forward.__defaults__
-    )
-
-
-def _noting(condition: Callable[..., Tensor], conditions: list[Tensor]) -> Callable[..., None]:
-    return lambda *args: conditions.append(condition(*args))
-
-
-def _built(function: Callable[..., list[Tensor]], given: list[Tensor]) -> Callable[..., Any]:
-    # the import alone takes seconds
-    import torch._inductor.config as config
-    from torch._inductor import compile as inductor
-
-    with torch.no_grad(), warnings.catch_warnings(), config.patch(_SETTINGS):
-        warnings.simplefilter("ignore")
-        graph = make_fx(function)(*given)
-        built: Callable[..., Any] = inductor(graph, list[Any](given))
-        built(*given)
-    return built
 
 
 def _sharing(given: list[Tensor], made: list[Tensor], results: int) -> frozenset[int]:
@@ -321,55 +243,9 @@ def _sharing(given: list[Tensor], made: list[Tensor], results: int) -> frozenset
     return frozenset(shared)
 
 
-def _known(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.shape, value.stride(), value.dtype, value.device, value.requires_grad
-    return value
-
-
-def _is(value: Any, known: Any) -> bool:
-    """Whether an argument is of the make that is known."""
-    if known is float:
-        return type(value) is float
-    if type(known) is tuple:
-        return isinstance(value, Tensor) and known == (
-            value.shape,
-            value.stride(),
-            value.dtype,
-            value.device,
-            value.requires_grad,
-        )
-    return type(value) is type(known) and bool(value == known)
-
-
-def _shapes(known: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What is known of arguments, numbers left out."""
-    return known[0], *(k if type(k) is tuple else None for k in known[1:])
-
-
 def _hooked(args: tuple[Any, ...], leaves: tuple[int, ...]) -> bool:
     """Whether somebody watches a gradient arrive."""
     return any(args[k]._backward_hooks or args[k]._post_accumulate_grad_hooks for k in leaves)
-
-
-def _intercepted(args: tuple[Any, ...]) -> bool:
-    """Whether modes see or change what torch computes here, or arguments are more than tensors and
-    numbers."""
-    if any(not isinstance(a, (Tensor, *_PLAIN)) for a in args):
-        return True
-    return (
-        torch.is_autocast_enabled("cpu")
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._len_torch_function_stack() > 0
-        or any(type(a) not in _KINDS and isinstance(a, Tensor) for a in args)
-    )
-
-
-_KINDS = (Tensor, torch.nn.Parameter)
-
-
-def _name(forward: Forward) -> str:
-    return str(getattr(forward, "__name__", type(forward).__name__))
 
 
 _known_losses: dict[Any, Gradients] = {}
@@ -378,18 +254,5 @@ _known_losses: dict[Any, Gradients] = {}
 def of(forward: Forward) -> Gradients:
     """The losses of a function; one and the same for functions of the same code and globals, so
     that code emitted anew finds what was compiled."""
-    key = _identity(forward)
+    key = identity(forward)
     return _known_losses.setdefault(key, Gradients(forward))
-
-
-def _identity(forward: Forward) -> Any:
-    if not isinstance(forward, types.FunctionType):
-        return id(forward)
-    code, known = forward.__code__, forward.__globals__
-    return (
-        code.co_name,
-        code.co_code,
-        code.co_consts,
-        code.co_varnames,
-        tuple((n, id(known.get(n))) for n in code.co_names),
-    )

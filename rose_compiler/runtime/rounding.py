@@ -25,25 +25,38 @@ def reference(
     return loss, [o.detach() for o in others], list(gradients)
 
 
-def rounding(
-    forward: Forward, args: tuple[Any, ...], wanted: tuple[int, ...], expected: list[Tensor]
+def moved(
+    compute: Callable[[tuple[Any, ...]], list[Tensor]],
+    args: tuple[Any, ...],
+    expected: list[Tensor],
 ) -> list[float]:
-    """How far each result moves when what it is computed from is rounded otherwise.
+    """How far each result of ``compute(args)`` moves when its arguments are rounded otherwise.
 
     A difference of nearly equal numbers (a KL divergence of two policies that hardly differ) keeps
     the rounding errors of its terms; no tolerance relative to its own size would hold for it.
     """
     generator = torch.Generator().manual_seed(0)
-    moved = [0.0] * len(expected)
+    found = [0.0] * len(expected)
     for _ in range(_TRIALS):
-        others = [
+        others = tuple(
             _nudged(a, generator) if isinstance(a, Tensor) and a.is_floating_point() else a
             for a in args
-        ]
-        _, results, gradients = reference(forward, tuple(others), wanted)
-        made = [*results, *(g for g in gradients if g is not None)]
-        moved = [max(m, difference(a, b)) for m, a, b in zip(moved, expected, made, strict=True)]
-    return moved
+        )
+        made = compute(others)
+        found = [max(m, difference(a, b)) for m, a, b in zip(found, expected, made, strict=True)]
+    return found
+
+
+def rounding(
+    forward: Forward, args: tuple[Any, ...], wanted: tuple[int, ...], expected: list[Tensor]
+) -> list[float]:
+    """The same of the further results and the gradients of a loss."""
+
+    def compute(others: tuple[Any, ...]) -> list[Tensor]:
+        _, results, gradients = reference(forward, others, wanted)
+        return [*results, *(g for g in gradients if g is not None)]
+
+    return moved(compute, args, expected)
 
 
 def _nudged(value: Tensor, generator: torch.Generator) -> Tensor:

@@ -17,8 +17,9 @@ from rose_compiler.base.profile import Span, Timeline
 from rose_compiler.base.recurrence import Recurrence
 from rose_compiler.kernels import scan
 from rose_compiler.kernels.scan_native import Built
-from rose_compiler.runtime import buffers, faults, gradients
+from rose_compiler.runtime import buffers, faults, gradients, graphs
 from rose_compiler.runtime.events import StreamLane, Streams, TorchStreams
+from rose_compiler.runtime.inductor import Forward, Note
 from rose_compiler.runtime.lanes import InlineLane, Lane, ThreadLane
 from rose_compiler.runtime.optimizers import Fused, why_not_fused
 from rose_compiler.runtime.recovery import Finisher
@@ -62,9 +63,10 @@ class Runtime:
         self._switch: float | None = None
         self._broken = False
         self._fused: list[Fused] = []
-        self._losses: dict[gradients.Forward, gradients.Gradients] = {}
-        #: What became of losses and recurrences that were to be compiled, newest last.
-        self.notes: list[gradients.Note | Built] = []
+        self._graphs: dict[Forward, graphs.Graph] = {}
+        self._losses: dict[Forward, gradients.Gradients] = {}
+        #: What became of losses, graphs and recurrences that were to be compiled, newest last.
+        self.notes: list[Note | Built] = []
         self.together = False  # several runs follow upon each other
 
     # Lanes.
@@ -229,9 +231,7 @@ class Runtime:
         if why_not_fused(optimizer) is None:
             self._fused.append(Fused(optimizer))
 
-    def gradients(
-        self, forward: gradients.Forward, *args: Any, recorded: tuple[int, ...] = ()
-    ) -> Any:
+    def gradients(self, forward: Forward, *args: Any, recorded: tuple[int, ...] = ()) -> Any:
         """Compute a loss and go backward from it, by what Inductor makes of ``forward``: what
         ``loss, *others = forward(*args); loss.backward()`` does. The others, detached; those at the
         positions ``recorded`` with a graph that has been gone through."""
@@ -240,6 +240,13 @@ class Runtime:
             found = self._losses[forward] = gradients.of(forward)
         made = found(args, self.notes.append)
         return gradients.gone_through(made, recorded) if recorded else made
+
+    def graph(self, forward: Forward, *args: Any) -> Any:
+        """What ``forward(*args)`` returns, by what Inductor makes of it where that is faster."""
+        found = self._graphs.get(forward)
+        if found is None:
+            found = self._graphs[forward] = graphs.of(forward)
+        return found(args, self.notes.append)
 
     @staticmethod
     def state(root: Any, path: str) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import rose_compiler
 from rose_compiler.api import tuning
 from rose_compiler.base.decision import Decision
-from rose_compiler.runtime import gradients
+from rose_compiler.runtime import gradients, graphs, inductor
 
 
 @pytest.fixture(autouse=True)
@@ -27,12 +27,15 @@ def as_traced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def as_it_is(function: Callable[..., list[Tensor]], given: list[Tensor]) -> Any:
         with torch.no_grad():
-            made = gradients.make_fx(function)(*given)
+            made = inductor.make_fx(function)(*given)
         built.append(len(made.graph.nodes))
         return made
 
     monkeypatch.setattr(gradients, "_built", as_it_is)
+    monkeypatch.setattr(graphs, "built", as_it_is)
+    monkeypatch.setattr(graphs, "PAYS", float("inf"))
     monkeypatch.setattr(gradients, "_known_losses", {})
+    monkeypatch.setattr(graphs, "_known_graphs", {})
     return built
 
 

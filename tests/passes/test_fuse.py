@@ -1,15 +1,20 @@
-"""fuse: optimizer steps by one kernel."""
+"""fuse: optimizer steps by one kernel, graphs for Inductor."""
 
 # ruff: noqa: E501 (programs as text have long lines)
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rose_compiler.base.decision import Decision
+from rose_compiler.ir.dump import dump
 from rose_compiler.ir.parse import parse
+from rose_compiler.ir.program import is_call, op_of
 from rose_compiler.passes.base import PassContext
 from rose_compiler.passes.fuse import Fuse
+from rose_compiler.passes.manager import PassManager
 
 TEXT = """
 @op(reads=["agent"], writes=["@agent.grads"], results=0, attributes={"calls": ("backward",)})
@@ -53,3 +58,62 @@ def test_an_optimizer_that_never_steps_is_left_alone(blocked) -> None:
 )
 def test_refused(blocked, code: str, context: PassContext) -> None:
     assert blocked(TEXT, Fuse(), context) == [code]
+
+
+CALLS = "\n".join(f"    {b} = torch.tanh({a})" for a, b in zip("xabcdef", "abcdefg", strict=True))
+GRAPHS = f"""
+@op(kind="graph", reads=[], writes=[])
+def act(x):
+{CALLS}
+    return g
+
+@op(kind="graph", reads=[], writes=[])
+def short(x):
+    a = torch.tanh(x)
+    return a
+
+@op(kind="graph", reads=["agent"], writes=["agent"])
+def writing(x, agent):
+{CALLS}
+    return g
+
+@op(kind="graph", reads=["rng:torch"], writes=["rng:torch"])
+def drawing(x):
+{CALLS}
+    return g
+
+@op(kind="graph", reads=[], writes=[], records=["x"])
+def recording(x):
+{CALLS}
+    return g
+
+def iteration(x, *, agent):
+    for t in steps(0, 2, 1):
+        a = act(x)
+        b = short(a)
+        c = writing(b, agent)
+        d = drawing(c)
+        e = act(d)
+        f = recording(e)
+        yield ()
+    return x
+"""
+COMPILE = PassContext(options=Decision(compile=True))
+
+
+def inductors(context: PassContext) -> list[str]:
+    program = parse(GRAPHS)
+    PassManager([Fuse()], verify=2).run(program, context)
+    calls = filter(is_call, parse(dump(program)).nodes())
+    return [n.name for n in calls if op_of(n).attributes.get("inductor")]
+
+
+def test_graphs_that_record_write_and_draw_nothing_are_for_inductor() -> None:
+    assert inductors(COMPILE) == ["a", "e"]
+    assert inductors(replace(COMPILE, numerics="bitwise")) == []
+    assert inductors(PassContext(options=Decision())) == []
+
+
+def test_why_other_graphs_are_not(blocked) -> None:
+    others = GRAPHS.replace("= act(", "= short(")
+    assert blocked(others, Fuse(), COMPILE) == ["not-pure", "draw-order", "grad-graph"]

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rose_compiler.ir.checks import check_valid
-from rose_compiler.runtime import gradients
-from rose_compiler.runtime.gradients import Gradients, Note
+from rose_compiler.runtime import gradients, inductor
+from rose_compiler.runtime.gradients import Gradients
+from rose_compiler.runtime.inductor import Note
 
 
 def forward(x: Any, y: Any, weight: Any, bias: Any) -> Any:
@@ -65,7 +66,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def as_it_is(function: Callable[..., list[Tensor]], given: list[Tensor]) -> Any:
         with torch.no_grad():
-            built.append(gradients.make_fx(function)(*given))
+            built.append(inductor.make_fx(function)(*given))
         return built[-1]
 
     monkeypatch.setattr(gradients, "_built", as_it_is)
@@ -91,7 +92,7 @@ def test_what_inductor_makes_agrees(notes: Any) -> None:
     got = loss(ours, notes.append)
     (expected,) = by_engine(forward, theirs)
     assert [n.why for n in notes] == [""]
-    assert len(loss.makes) == 1
+    assert len(loss.makes.found) == 1
     torch.testing.assert_close(got, expected)
     for a, b in zip(ours[2:], theirs[2:], strict=True):
         torch.testing.assert_close(a.grad, b.grad)
@@ -168,7 +169,7 @@ def test_each_make_of_arguments_is_compiled_once_and_only_so_many(
         ours, theirs = arguments(rows), arguments(rows)
         assert torch.equal(loss(ours, notes.append), by_engine(forward, theirs)[0])
         assert torch.equal(ours[2].grad, theirs[2].grad)
-    assert len(uncompiled) == gradients.MAX_MAKES
+    assert len(uncompiled) == inductor.MAX_MAKES
 
 
 @pytest.mark.parametrize(
@@ -192,7 +193,7 @@ def test_numbers(
         weight.grad = None
         by_engine(function, (x, coefficient, weight))
         assert torch.equal(ours, weight.grad)
-    assert len(loss.makes) == compiled
+    assert len(loss.makes.found) == compiled
 
 
 def test_modes_that_watch_or_change_torch_get_its_own_operations(
@@ -214,7 +215,7 @@ def test_what_differs_by_more_than_rounding_is_not_used(
 ) -> None:
     def wrong(function: Callable[..., list[Tensor]], given: list[Tensor]) -> Any:
         with torch.no_grad():
-            graph = gradients.make_fx(function)(*given)
+            graph = inductor.make_fx(function)(*given)
         return lambda *args: [a if a.dtype == torch.bool else a * 1.0001 for a in graph(*args)]
 
     monkeypatch.setattr(gradients, "_built", wrong)
@@ -236,7 +237,7 @@ def test_cancellation_is_no_difference(monkeypatch: pytest.MonkeyPatch, notes: A
 
     def rounded_otherwise(function: Callable[..., list[Tensor]], given: list[Tensor]) -> Any:
         with torch.no_grad():
-            graph = gradients.make_fx(function)(*given)
+            graph = inductor.make_fx(function)(*given)
 
         def run(*args: Tensor) -> list[Tensor]:
             valid, other, *rest = graph(*args)

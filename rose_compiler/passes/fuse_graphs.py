@@ -1,0 +1,84 @@
+"""Traced graphs without gradients as what Inductor compiles, for the fuse pass."""
+
+from __future__ import annotations
+
+import torch.fx as fx
+
+from rose_compiler.base.remarks import Blocker
+from rose_compiler.ir.ops import Op
+from rose_compiler.ir.program import Program, is_call, op_of
+from rose_compiler.ir.recorded import records
+from rose_compiler.ir.rewriter import Rewriter
+from rose_compiler.passes.base import context_of
+
+#: Calls of torch that a graph has at least: the checks of its arguments cost about two of them.
+LEAST_CALLS = 6
+#: Graphs of a program that are compiled at most, the longest ones: each takes seconds.
+MOST_GRAPHS = 6
+
+
+def fuse_graphs(program: Program, rewrite: Rewriter) -> None:
+    """Mark graphs for Inductor; what is faster by it is found out when they first run."""
+    context = context_of(rewrite)
+    if not context.options.compile or context.numerics == "bitwise":
+        return  # the remarks on losses say so
+    chosen = set(graphs(program)[:MOST_GRAPHS])
+    made: dict[Op, Op] = {}
+    for node in program.nodes():
+        if not is_graph(node) or (op := op_of(node)).attributes.get("inductor"):
+            continue
+        if op not in chosen:
+            if calls(op) >= LEAST_CALLS:
+                rewrite.missed(node, _why_not(node))
+            continue
+        if op not in made and rewrite.spend():
+            made[op] = _marked(op, program)
+            rewrite.applied(node, f"a graph of {calls(op)} torch calls is for Inductor")
+        if op in made:
+            rewrite.retarget(node, made[op], *node.args)
+
+
+def graphs(program: Program) -> list[Op]:
+    """The graphs that can be compiled, longest first."""
+    found = {op_of(n): None for n in program.nodes() if is_graph(n) and _fits(n)}
+    return sorted(found, key=calls, reverse=True)
+
+
+def _fits(node: fx.Node) -> bool:
+    return calls(op_of(node)) >= LEAST_CALLS and _blocked(node) is None
+
+
+def _blocked(node: fx.Node) -> Blocker | None:
+    signature = op_of(node).signature
+    if records(node):
+        return Blocker("grad-graph", "it records gradients, and no backward follows it at once")
+    drawn = [s for s in signature.reads or () if s.startswith("rng:")]
+    if drawn:
+        return Blocker("draw-order", f"it draws from {drawn[0]}")
+    if signature.reads is None or signature.writes != ():
+        return Blocker("not-pure", "it writes what others may see")
+    return None
+
+
+def _why_not(node: fx.Node) -> Blocker:
+    return _blocked(node) or Blocker(
+        "switched-off", f"{MOST_GRAPHS} longer graphs are compiled, and each takes seconds"
+    )
+
+
+def is_graph(node: fx.Node) -> bool:
+    """Whether a node calls a traced graph."""
+    return is_call(node) and op_of(node).kind == "graph" and op_of(node).body is not None
+
+
+def calls(op: Op) -> int:
+    """How many calls of torch a graph is."""
+    assert op.body is not None
+    return sum(n.op in ("call_function", "call_method") for n in op.body.graph.nodes)
+
+
+def _marked(op: Op, program: Program) -> Op:
+    marked = op.with_signature(name=program.ops.fresh(op.name))
+    fused = op.attributes.get("fused") or (op.name,)
+    marked.attributes = {**op.attributes, "inductor": True, "fused": tuple(fused)}
+    return marked

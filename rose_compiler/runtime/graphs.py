@@ -1,0 +1,199 @@
+"""A traced graph without gradients as one function that Inductor compiled.
+
+Kernels of many small operations become few. As with losses, what is compiled holds for one make of
+arguments, every call checks them, and torch's own operations do what differs, and what a check of
+the user's code would refuse. It is used only where it was faster when it was compiled.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rose_compiler.runtime.inductor import (
+    LEEWAY,
+    Forward,
+    Makes,
+    Note,
+    Refused,
+    built,
+    holding,
+    identity,
+    intercepted,
+    known_of,
+    unchecked,
+)
+from rose_compiler.runtime.probe import compare_outputs
+from rose_compiler.runtime.rounding import difference, moved
+
+#: Calls of each kind that are timed when a graph was compiled, at most and at least, and the
+#: seconds after which it is enough.
+ROUNDS = 30
+LEAST_ROUNDS = 5
+ROUNDS_S = 0.2
+#: Share of the time of torch's own operations that it may take at most.
+PAYS = 0.95
+
+
+@dataclass(frozen=True)
+class Make:
+    """A graph compiled for arguments of one make.
+
+    ``known`` is what must hold of each argument. ``run`` takes the ``tensors`` among them (by
+    position) and makes the results, ``alone`` if there is one that is no tuple; where the graph has
+    checks (``checked``), a truth value in front of them.
+    """
+
+    threads: int
+    known: tuple[Any, ...]
+    tensors: tuple[int, ...]
+    run: Callable[..., Sequence[Tensor]]
+    checked: bool
+    alone: bool
+
+
+class Graph:
+    """One graph of a compiled function, and what it is compiled to for each make of arguments."""
+
+    def __init__(self, forward: Forward) -> None:
+        self.forward = forward
+        self.makes = Makes(forward, compiled)
+
+    def __call__(self, args: tuple[Any, ...], tell: Callable[[Note], object]) -> Any:
+        """What ``forward(*args)`` returns. ``tell`` is given a note of each attempt to compile."""
+        if _recording(args) or intercepted(args):
+            return self.forward(*args)
+        make = self.makes.get(args, tell)
+        if make is None:
+            return self.forward(*args)
+        made = make.run(*[args[k] for k in make.tensors])
+        if make.checked:
+            valid, *made = made
+            if not valid:
+                return self.forward(*args)
+        return made[0] if make.alone else tuple(made)
+
+
+def _recording(args: tuple[Any, ...]) -> bool:
+    """Whether the graph's operations record gradients, or make tensors that never can."""
+    if torch.is_inference_mode_enabled():
+        return True
+    return torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)
+
+
+def compiled(forward: Forward, args: tuple[Any, ...]) -> Make:
+    """Compile a graph for arguments of the make of ``args``.
+
+    It is used only if what it computes from them agrees with torch's own operations to the
+    tolerance of ``numerics="close"``, and sooner.
+
+    Raises:
+        Refused: when that is not so; Inductor raises errors of its own.
+    """
+    tensors = tuple(k for k, a in enumerate(args) if isinstance(a, Tensor))
+    given = [args[k] for k in tensors]
+    if not given:
+        raise Refused("it takes no tensor")
+    copies = [a.detach().clone() if isinstance(a, Tensor) else a for a in args]
+    forward(*copies)
+    if any(isinstance(a, Tensor) and a._version for a in copies):
+        raise Refused("it writes an argument")
+    alone, expected = _results(forward(*args))
+    _apart(given, expected)
+    conditions: list[Tensor] = []
+    unchecked(forward, conditions)(*args)
+    checked = bool(conditions)
+
+    def joint(*values: Tensor) -> list[Tensor]:
+        taken = list(args)
+        for k, value in zip(tensors, values, strict=True):
+            taken[k] = value
+        noted: list[Tensor] = []
+        made = _results(unchecked(forward, noted)(*taken))[1]
+        return [holding(noted, made[0].device), *made] if checked else made
+
+    run = built(joint, [a.detach() for a in given])
+    made = list(run(*given))
+    if checked and not made.pop(0):
+        raise Refused("its checks fail")
+    _apart(given, made)
+    if [(a.stride(), a.requires_grad) for a in expected] != [
+        (b.stride(), b.requires_grad) for b in made
+    ]:
+        raise Refused("compiled, its results lie otherwise in memory")
+    _agree(forward, args, expected, made)
+    _pays(lambda: forward(*args), lambda: run(*given))
+    return Make(torch.get_num_threads(), tuple(map(known_of, args)), tensors, run, checked, alone)
+
+
+def _results(made: Any) -> tuple[bool, list[Tensor]]:
+    """Whether there is one result that is no tuple, and the results."""
+    alone = isinstance(made, Tensor)
+    found = [made] if alone else list(made)
+    if not found or not all(isinstance(m, Tensor) for m in found):
+        raise Refused("its results are more than tensors")
+    return alone, found
+
+
+def _apart(given: list[Tensor], made: list[Tensor]) -> None:
+    """Refuse results that share memory with an argument or with each other: what is done to one
+    must show, or not show, in the other as it does with torch's own operations."""
+    taken = {a.untyped_storage().data_ptr() for a in given if a.numel()}
+    for value in made:
+        where = value.untyped_storage().data_ptr()
+        if where in taken and value.numel():
+            raise Refused("a result shares memory with another one")
+        taken.add(where)
+
+
+def _agree(
+    forward: Forward, args: tuple[Any, ...], expected: list[Tensor], made: list[Tensor]
+) -> None:
+    wrong = [k for k, a in enumerate(expected) if compare_outputs(a, made[k]) == "differ"]
+    if not wrong:
+        return
+    allowed = moved(lambda others: _results(forward(*others))[1], args, expected)
+    for k in wrong:
+        off = difference(expected[k], made[k])
+        if not off <= LEEWAY * allowed[k]:
+            raise Refused(f"compiled, it differs by {off:.2g}, more than rounding does")
+
+
+def _pays(own: Callable[[], object], compiled: Callable[[], object]) -> None:
+    """Refuse what is not faster, the two timed in turn."""
+    taken: tuple[list[float], list[float]] = ([], [])
+    began = perf_counter()
+    while len(taken[0]) < LEAST_ROUNDS or (
+        len(taken[0]) < ROUNDS and perf_counter() - began < ROUNDS_S
+    ):
+        for run, seconds in zip((own, compiled), taken, strict=True):
+            start = perf_counter()
+            run()
+            _finished()
+            seconds.append(perf_counter() - start)
+    before, after = map(statistics.median, taken)
+    if after > PAYS * before:
+        raise Refused(
+            f"compiled, it takes {1e6 * after:.0f} us instead of {1e6 * before:.0f}: too little "
+            "is won"
+        )
+
+
+def _finished() -> None:
+    """Wait until a device has done what was asked of it."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+_known_graphs: dict[Any, Graph] = {}
+
+
+def of(forward: Forward) -> Graph:
+    """The graph of a function; one and the same for functions of the same code and globals."""
+    return _known_graphs.setdefault(identity(forward), Graph(forward))

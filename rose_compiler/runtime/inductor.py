@@ -1,0 +1,204 @@
+"""What losses and graphs that Inductor compiles have in common: makes of arguments, and who may be
+compiled for one."""
+
+from __future__ import annotations
+
+import time
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+Forward = Callable[..., Any]
+
+#: Makes of arguments that one function is compiled for; others run by torch's own operations.
+MAX_MAKES = 4
+#: Results may differ from those of torch's own operations by so many times what rounding the
+#: arguments otherwise changes, beside the tolerance of ``numerics="close"``.
+LEEWAY = 4.0
+#: No pool of compiler processes that would outlive the run.
+_SETTINGS = {"compile_threads": 1}
+_PLAIN = (bool, int, float, str, type(None))
+_KINDS = (Tensor, torch.nn.Parameter)
+
+
+class Refused(Exception):
+    """Why a function is left to torch's own operations."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """One attempt to compile a function: how long it took, and ``why`` it was given up, if it
+    was."""
+
+    name: str
+    seconds: float
+    why: str = ""
+
+
+class Fitting(Protocol):
+    """What a function was compiled to for arguments of one make."""
+
+    @property
+    def threads(self) -> int:
+        """Of torch, when it was compiled."""
+
+    @property
+    def known(self) -> tuple[Any, ...]:
+        """What must hold of each argument."""
+
+
+M = TypeVar("M", bound=Fitting)
+
+
+class Makes(Generic[M]):
+    """What one function is compiled to, by make of its arguments, in the order last used."""
+
+    def __init__(self, forward: Forward, compiler: Callable[[Forward, tuple[Any, ...]], M]) -> None:
+        self.forward = forward
+        self.compiler = compiler
+        self.found: list[M] = []
+        self._refused: list[tuple[Any, ...]] = []
+
+    def get(self, args: tuple[Any, ...], tell: Callable[[Note], object]) -> M | None:
+        """What holds for ``args``, compiled where there is none; ``None``: torch's own operations
+        do it. ``tell`` is given a note of each attempt to compile."""
+        found = self.found
+        if found and fits(found[0], args):
+            return found[0]
+        for make in found:
+            if fits(make, args):
+                found.remove(make)
+                found.insert(0, make)
+                return make
+        known = (torch.get_num_threads(), *map(known_of, args))
+        if known in self._refused or len(found) + len(self._refused) >= MAX_MAKES:
+            return None
+        if any(_shapes(known) == _shapes((m.threads, *m.known)) for m in found):
+            return None  # a number that counts trips would have every trip compiled
+        started = time.perf_counter()
+        why = ""
+        try:
+            found.insert(0, self.compiler(self.forward, args))
+        except Exception as error:
+            # whatever keeps it from being compiled, torch's own operations do the same
+            self._refused.append(known)
+            said = str(error).strip().split("\n")[0]
+            why = said if isinstance(error, Refused) else f"{type(error).__name__}: {said}"
+        tell(Note(name_of(self.forward), time.perf_counter() - started, why))
+        return None if why else found[0]
+
+
+def fits(make: Fitting, args: Sequence[Any]) -> bool:
+    """Whether arguments are of the make that something was compiled for."""
+    return make.threads == torch.get_num_threads() and all(map(_is, args, make.known))
+
+
+def known_of(value: Any) -> Any:
+    """What is known of an argument: of a tensor all but its numbers, else the value."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.device, value.requires_grad
+    return value
+
+
+def _is(value: Any, known: Any) -> bool:
+    """Whether an argument is of the make that is known."""
+    if known is float:
+        return type(value) is float
+    if type(known) is tuple:
+        return isinstance(value, Tensor) and known == (
+            value.shape,
+            value.stride(),
+            value.dtype,
+            value.device,
+            value.requires_grad,
+        )
+    return type(value) is type(known) and bool(value == known)
+
+
+def _shapes(known: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What is known of arguments, numbers left out."""
+    return known[0], *(k if type(k) is tuple else None for k in known[1:])
+
+
+def intercepted(args: tuple[Any, ...]) -> bool:
+    """Whether modes see or change what torch computes here, or arguments are more than tensors and
+    numbers."""
+    for value in args:
+        if type(value) not in _KINDS and not isinstance(value, _PLAIN):
+            return True
+    return (
+        torch.is_autocast_enabled("cpu")
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+    )
+
+
+def unchecked(forward: Forward, conditions: list[Tensor]) -> Forward:
+    """The function with its checks replaced: they only note their conditions.
+
+    Functions with an attribute ``condition`` among its globals are checks: ``condition(*args)`` is
+    the truth value that they raise without.
+    """
+    if not isinstance(forward, types.FunctionType):
+        return forward
+    known = forward.__globals__
+    changed = {
+        name: _noting(known[name].condition, conditions)
+        for name in forward.__code__.co_names
+        if callable(getattr(known.get(name), "condition", None))
+    }
+    return types.FunctionType(
+        forward.__code__, {**known, **changed}, forward.__name__, forward.__defaults__
+    )
+
+
+def _noting(condition: Callable[..., Tensor], conditions: list[Tensor]) -> Callable[..., None]:
+    return lambda *args: conditions.append(condition(*args))
+
+
+def holding(conditions: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Whether all conditions that were noted hold, as a tensor of one truth value."""
+    valid = torch.ones((), dtype=torch.bool, device=device)
+    for condition in conditions:
+        valid = valid & condition.detach().all()
+    return valid
+
+
+def built(function: Callable[..., list[Tensor]], given: list[Tensor]) -> Callable[..., Any]:
+    """The function of tensors as Inductor compiles it for tensors like ``given``."""
+    # the import alone takes seconds
+    import torch._inductor.config as config
+    from torch._inductor import compile as inductor
+
+    with torch.no_grad(), warnings.catch_warnings(), config.patch(_SETTINGS):
+        warnings.simplefilter("ignore")
+        graph = make_fx(function)(*given)
+        made: Callable[..., Any] = inductor(graph, list[Any](given))
+        made(*given)
+    return made
+
+
+def name_of(forward: Forward) -> str:
+    """The name of a function, for people."""
+    return str(getattr(forward, "__name__", type(forward).__name__))
+
+
+def identity(forward: Forward) -> Any:
+    """What is the same for functions of the same code and globals, so that code emitted anew finds
+    what was compiled."""
+    if not isinstance(forward, types.FunctionType):
+        return id(forward)
+    code, known = forward.__code__, forward.__globals__
+    return (
+        code.co_name,
+        code.co_code,
+        code.co_consts,
+        code.co_varnames,
+        tuple((n, id(known.get(n))) for n in code.co_names),
+    )
