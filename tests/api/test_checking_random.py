@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rose_compiler.api.checking import Checker
-from rose_compiler.api.unit import copy_program
+from rose_compiler.api.watching import copy_program
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import VerifyError
 from rose_compiler.ir import interp
