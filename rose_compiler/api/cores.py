@@ -58,9 +58,12 @@ class CoreQuotas:
             return None
         return decision
 
-    def propose(self, profile: Profile, decision: Decision, tuning: Tuning) -> None:
-        """Have a schedule tried with the cores that its profile speaks for."""
-        plan = plan_quotas(profile, "cpu")
+    def propose(
+        self, profile: Profile, decision: Decision, tuning: Tuning, alone: Profile | None = None
+    ) -> None:
+        """Have a schedule tried with the cores that its profile speaks for. ``alone`` is the
+        profile in program order, in which no thread waits for another process's."""
+        plan = plan_quotas(profile, "cpu", alone)
         if not plan.shares or plan.predicted_s is None or profile.timeline is None:
             why = "; ".join(plan.notes) or "nothing runs beside anything"
             self._miss(Blocker("no-lane", f"no core quotas are tried: {why}"))

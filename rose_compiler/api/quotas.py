@@ -7,7 +7,7 @@ from rose_compiler.base.machine import Machine, detect_cpu, load_machine
 from rose_compiler.base.profile import Profile
 from rose_compiler.base.quota import ANY_DEVICE, Backend, QuotaPlan
 from rose_compiler.runtime.quotas import all_backends, devices, usable
-from rose_compiler.tune.branches import branches, divide
+from rose_compiler.tune.branches import alone_in, branches, divide
 
 VIRTUAL = "virtual:"
 #: Lanes of components that live in processes of their own begin with one of these.
@@ -15,12 +15,12 @@ _PROCESSES = ("shard:", "host:")
 _STREAMS: tuple[Backend, ...] = ("green-context",)
 
 
-def plan_quotas(profile: Profile | None, backend: str) -> QuotaPlan:
+def plan_quotas(profile: Profile | None, backend: str, alone: Profile | None = None) -> QuotaPlan:
     """The plan for one profile; without shares where there is nothing to divide, and a note why.
 
     ``backend`` is the argument of ``compile``. A virtual machine is planned for as if lanes in
     processes of their own shared it through MPS, and its times and activity are those measured
-    here.
+    here. ``alone`` is a profile in program order, where nothing fights for cores.
 
     Raises ``ConfigError`` (``config-machine``) for a virtual machine that nothing describes.
     """
@@ -30,7 +30,7 @@ def plan_quotas(profile: Profile | None, backend: str) -> QuotaPlan:
         notes.append("no iteration was profiled yet, so nothing is known of the lanes")
         return QuotaPlan(kind, machine, device=device, notes=tuple(notes))
     chunks = machine.cores if kind == "cores" else machine.chunks
-    graph = branches(timeline, chunks)
+    graph = branches(timeline, chunks, None if alone is None else alone_in(alone))
     if len(graph.lanes) < 2:
         notes.append("one lane does everything, so it has the whole device")
     elif chunks < len(graph.lanes):

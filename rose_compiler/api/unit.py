@@ -118,7 +118,13 @@ class Unit(Building):
         if beside := self.cores.wanted(tuning, self.program.objects, close):
             done, result = self._baseline(runtime, values, states, tuning, beside)
             if done:
-                self.cores.propose(self.profiling.last.profile, beside, tuning)
+                alone = self.profiling.of.get(Decision())
+                self.cores.propose(
+                    self.profiling.last.profile,
+                    beside,
+                    tuning,
+                    None if alone is None else alone.profile,
+                )
                 return result
         decision = tuning.next()
         while decision is not None and tuning.trying:

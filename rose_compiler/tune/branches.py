@@ -4,16 +4,22 @@ A profile shows when each operation ran and how much of the device it kept busy,
 of that iteration only. So two things are taken from it that more measurements would replace: an
 operation waits for whatever had ended on other lanes before it began, and it gets slower once it
 has less of the device than it kept busy, in proportion.
+
+Where lanes had more threads than there are cores, times of that iteration say little: at the
+barriers of OpenMP a thread spins until the others have had their turn on a core, and what spins
+looks like work. What an operation takes by itself is then known from an iteration in program order,
+in which nothing ran beside it.
 """
 
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rose_compiler.base.machine import Task
-from rose_compiler.base.profile import Timeline
+from rose_compiler.base.profile import Profile, Timeline
 from rose_compiler.base.quota import COORDINATOR
 from rose_compiler.tune.critical import lane_slack, timing
 from rose_compiler.tune.response import Response
@@ -37,8 +43,21 @@ class Branches:
         return tuple(dict.fromkeys(task.lane for task in self.tasks))
 
 
-def branches(timeline: Timeline, chunks: int) -> Branches:
-    """The graph of one iteration on a device of so many chunks."""
+#: Seconds and activity of operations that nothing ran beside, by key.
+Alone = Mapping[str, tuple[float, float]]
+
+
+def alone_in(profile: Profile) -> Alone:
+    """What operations take by themselves, from a profile in program order."""
+    return {one.op: (one.median_s, one.activity) for one in profile.ops}
+
+
+def branches(timeline: Timeline, chunks: int, alone: Alone | None = None) -> Branches:
+    """The graph of one iteration on a device of so many chunks.
+
+    With ``alone``, an operation that took longer than by itself is planned with what it takes
+    by itself: quotas end the fight for cores.
+    """
     spans = sorted(timeline.spans, key=lambda s: (s.start_s, s.end_s))
     ended: dict[str, tuple[list[float], list[str]]] = {}
     tasks: list[Task] = []
@@ -50,8 +69,11 @@ def branches(timeline: Timeline, chunks: int) -> Branches:
         for other, (ends, names) in ended.items():
             if other != lane and (at := bisect.bisect_right(ends, latest)):
                 after.append(names[at - 1])
-        busy = max(1e-3, span.activity) * chunks
-        tasks.append(Task(name, lane, max(0.0, span.duration_s), busy, tuple(after)))
+        seconds, activity = min(
+            (span.duration_s, span.activity), (alone or {}).get(span.op, (math.inf, 1.0))
+        )
+        busy = max(1e-3, activity) * chunks
+        tasks.append(Task(name, lane, max(0.0, seconds), busy, tuple(after)))
         curves[name] = Response(0.0, tasks[-1].work_s * busy, busy)
         ends, names = ended.setdefault(lane, ([], []))
         # ends of a lane that runs in order increase; where clocks disagree, the later one counts

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from rose_compiler.base.profile import Span, Timeline
+from rose_compiler.base.profile import OpTime, Profile, Span, Timeline
 from rose_compiler.base.quota import COORDINATOR
-from rose_compiler.tune.branches import branches, divide
+from rose_compiler.tune.branches import alone_in, branches, divide
 
 
 def spans(*rows: tuple[str, str, float, float, float]) -> Timeline:
@@ -59,3 +59,30 @@ def test_an_operation_that_keeps_little_busy_needs_little() -> None:
     found = divide(branches(light, 16), 16)
     assert found.chunks["x"] <= 2
     assert found.predicted_s == pytest.approx(4.0 * 16 / found.chunks[COORDINATOR])
+
+
+def test_what_operations_take_by_themselves_replaces_a_fight_for_cores() -> None:
+    crowded = Timeline(
+        (
+            Span("act", "", 0.0, 0.4, activity=1.0),
+            Span("step", "host:sim", 0.0, 0.5, activity=1.0),
+        )
+    )
+    calm = Profile(
+        "m",
+        (0.2,),
+        ops=(
+            OpTime("act", 1, 0.05, 0.05, activity=0.9),
+            OpTime("step", 1, 0.06, 0.06, activity=0.5),
+            OpTime("other", 1, 1.0, 1.0),
+        ),
+    )
+    inflated = divide(branches(crowded, 2), 2)
+    found = divide(branches(crowded, 2, alone_in(calm)), 2)
+    assert dict(found.chunks) == {"coordinator": 1, "host:sim": 1}
+    # act needs 1.8 cores for 50 ms, so 90 ms on one; step no more than its 60 ms
+    assert found.predicted_s == pytest.approx(0.09)
+    assert inflated.predicted_s == pytest.approx(1.0)
+    slow = {"act": (9.0, 0.1)}
+    same = branches(crowded, 2, slow)
+    assert same == branches(crowded, 2)
