@@ -24,7 +24,7 @@ HOPELESS = 1.4
 PAIRS = 6
 #: Pairs of the last duel, against eager.
 FINAL_PAIRS = 8
-#: The same where a gain shows in the median, but not beyond doubt.
+#: Pairs of any duel where a gain shows in the median, but not beyond doubt.
 MOST_PAIRS = 20
 #: By how much the median must win, the interval lying above 1 besides.
 MARGIN = 0.01
@@ -290,12 +290,12 @@ class Chooser:
         interval = median_interval(speedups)
         final = self.phase is Phase.FINAL
         promising = interval.median >= 1.0 + MARGIN
-        wanted = PAIRS if not final else MOST_PAIRS if promising else FINAL_PAIRS
+        wanted = MOST_PAIRS if promising else FINAL_PAIRS if final else PAIRS
         # looking again and again finds a difference by chance: an early end takes a clear one
         decided = len(speedups) >= 4 and (interval.low > EARLY or interval.high < 1.0)
         hopeless = len(speedups) >= 2 and max(speedups) < 1.0 and interval.median < 0.95
         won = interval.low > 1.0 and promising
-        decided = decided or (final and won and len(speedups) >= FINAL_PAIRS)
+        decided = decided or (won and len(speedups) >= (FINAL_PAIRS if final else PAIRS))
         if len(speedups) < wanted and not decided and not hopeless:
             self._queue = [challenger, champion, champion, challenger]
             return

@@ -243,3 +243,7 @@ def test_a_challenge_has_no_budget_of_its_own() -> None:
     chooser.budget_s = chooser.spent_s
     chooser.challenge(Decision(groups=3, compile=True))
     assert chooser.settled
+
+
+def test_the_better_of_two_schedules_that_beat_eager_is_found() -> None:
+    assert share([0.45, 0.30, 0.285, 0.30], {2}, noise=0.05) >= 0.9
