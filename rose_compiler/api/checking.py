@@ -18,7 +18,8 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from rose_compiler.api.observing import Observer, lacking, reached, undeclared, written
+from rose_compiler.api.observing import Observer, lacking, reached, written
+from rose_compiler.api.undeclared import undeclared
 from rose_compiler.base.errors import RoseError, VerifyError, fail, register
 from rose_compiler.base.remarks import Remark, RemarkLog
 from rose_compiler.ir import facts, interp
