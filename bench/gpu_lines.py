@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,11 +24,15 @@ from rose_compiler.runtime.quotas import GreenContexts, MpsPercentage, QuotaBack
 
 @dataclass(frozen=True)
 class Line:
-    """The outcome of one check: ``pass``, ``fail``, or ``absent`` where there is none of it."""
+    """The outcome of one check: ``pass``, ``fail``, or ``absent`` where there is none of it.
+
+    ``values`` are its figures by name, for the JSON file.
+    """
 
     check: str
     status: str
     detail: str
+    values: Mapping[str, float] = field(default_factory=dict)
 
 
 def levers(backends: Iterable[QuotaBackend]) -> list[Line]:
@@ -36,22 +40,84 @@ def levers(backends: Iterable[QuotaBackend]) -> list[Line]:
     found = []
     for backend in backends:
         probe = backend.probe()
-        name = f"lever {backend.name}"
-        found.append(Line(name, "pass" if probe.available else "absent", probe.why))
+        found.append(_lever(backend.name, probe.available, probe.why))
     triton = scan_triton.available()
-    found.append(
-        Line("lever Triton", "pass" if triton else "absent", "" if triton else "no Triton")
-    )
-    shared = torch.cuda.is_available() and ipc.available()
-    why = "memory of a tensor can be shared" if shared else "no handle of a CUDA tensor"
-    found.append(Line("lever CUDA IPC", "pass" if shared else "absent", why))
+    found.append(_lever("Triton", triton, "kernels are compiled" if triton else "no Triton"))
+    cuda = torch.cuda.is_available()
+    for name, probed in DEVICE_LEVERS.items():
+        if not cuda:
+            found.append(_lever(name, False, "no CUDA device"))
+            continue
+        try:
+            found.append(_lever(name, True, probed()))
+        except Exception as error:  # a driver that lacks it may raise anything
+            found.append(_lever(name, False, f"{type(error).__name__}: {error}"))
     with Nvml() as nvml:
         time.sleep(0.15)
     seen = nvml.check is not None and nvml.check.source == "gpm"
-    found.append(
-        Line("lever NVML GPM", "pass" if seen else "absent", nvml.why or "SM activity can be read")
-    )
+    found.append(_lever("NVML GPM", seen, nvml.why or "SM activity can be read"))
     return found
+
+
+def _lever(name: str, available: bool, why: str) -> Line:
+    return Line(f"lever {name}", "pass" if available else "absent", why)
+
+
+def _shared() -> str:
+    if not ipc.available():
+        raise RuntimeError("no handle of a CUDA tensor can be had")
+    return "memory of a tensor can be shared"
+
+
+def _priorities() -> str:
+    least, greatest = torch.cuda.Stream.priority_range()
+    if least == greatest:
+        raise RuntimeError("all streams are served alike")
+    return f"from {least} to {greatest}"
+
+
+def _pinned() -> str:
+    block = torch.empty(1 << 10, pin_memory=True)
+    block.to("cuda", non_blocking=True)
+    torch.cuda.synchronize()
+    return "host memory can be pinned"
+
+
+def _graphs() -> str:
+    x = torch.zeros(8, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        x.add_(1)
+    graph.replay()
+    torch.cuda.synchronize()
+    return "work can be captured and replayed"
+
+
+def _profiler() -> str:
+    with KernelTrace() as trace:
+        torch.ones(1 << 16, device="cuda").sin()
+    if not trace.kernels:
+        raise RuntimeError(trace.why or "no kernel was seen")
+    return "kernels can be seen"
+
+
+def _torch_contexts() -> str:
+    from torch.cuda.green_contexts import GreenContext  # a CPU build may not have the module
+
+    made = "Stream" if hasattr(GreenContext, "Stream") else "create"
+    return f"torch has GreenContext.{made}; those of one split are what quotas use"
+
+
+#: Levers of a CUDA device that are no quotas: what each says of itself, or raises.
+DEVICE_LEVERS: dict[str, Callable[[], str]] = {
+    "CUDA IPC": _shared,
+    "stream priorities": _priorities,
+    "pinned memory": _pinned,
+    "CUDA graphs": _graphs,
+    "kernel profiler": _profiler,
+    "torch green contexts": _torch_contexts,
+}
 
 
 def activity(seconds: float = 1.0) -> Line:

@@ -1,6 +1,6 @@
-"""The workload of the device checks: PPO over a simulator made of tensors, in four ways.
+"""The workloads of the device checks: PPO over simulators made of tensors, in four ways.
 
-No gymnasium, so that it runs on a machine that has torch and nothing else.
+No gymnasium, so that they run on a machine that has torch and nothing else.
 """
 
 from __future__ import annotations
@@ -22,13 +22,52 @@ from rose_compiler.runtime.kernels import KernelTrace, busy_sms
 from rose_compiler.sim import TorchPendulum
 
 
+class Camera(TorchPendulum):
+    """Pendulums that are seen, not measured: a step is physics and then rendering, each of them
+    kernels. Observation: the rod as a picture, and the same times its angular velocity in units of
+    the greatest, both of ``PIXELS`` by ``PIXELS`` in [-1, 1], flattened.
+    """
+
+    PIXELS = 32
+    obs_dim = 2 * PIXELS**2
+
+    def observe(self, state: torch.Tensor) -> torch.Tensor:
+        """Draw the rods, from their pivot in the middle: pixels fade with the distance to them."""
+        with rose_compiler.phase("render"):
+            angle, speed = state.unbind(1)
+            side = torch.linspace(-1.2, 1.2, self.PIXELS, dtype=state.dtype, device=state.device)
+            x, y = side[None, :, None], side[None, None, :]
+            along_x = torch.sin(angle)[:, None, None]
+            along_y = torch.cos(angle)[:, None, None]
+            reach = (x * along_x + y * along_y).clamp(0.0, 1.0)
+            apart = ((x - reach * along_x) ** 2 + (y - reach * along_y) ** 2).sqrt()
+            drawn = torch.sigmoid(40.0 * (0.1 - apart)).flatten(1)
+            return torch.cat([drawn, drawn * (speed / self.max_speed)[:, None]], 1)
+
+    def advance(
+        self, state: torch.Tensor, actions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """One step of the equation of motion."""
+        with rose_compiler.phase("physics"):
+            return super().advance(state, actions)
+
+
 @dataclass(frozen=True)
 class Size:
-    """Environments, steps of a rollout, and hidden units of the networks."""
+    """Environments, steps of a rollout, hidden units of the networks, and what is simulated."""
 
     envs: int = 256
     steps: int = 16
     hidden: int = 64
+    simulator: type[TorchPendulum] = TorchPendulum
+
+
+#: The workloads, by what they are about.
+WORKLOADS: dict[str, Size] = {
+    "small kernels, launches decide": Size(4096, 32, 512),
+    "a large policy": Size(2048, 16, 4096),
+    "physics, rendering and a policy on pictures": Size(1024, 16, 1024, Camera),
+}
 
 
 class Policy(nn.Module):
@@ -71,7 +110,7 @@ class Training:
     def __init__(self, fn: Callable[..., Any], device: str, size: Size = Size()) -> None:
         torch.manual_seed(0)
         self.fn = fn
-        self.env = TorchPendulum(size.envs, device=device)
+        self.env = size.simulator(size.envs, device=device)
         self.obs, _ = self.env.reset()
         self.policy = Policy(self.obs.shape[1], 1, size.hidden).to(device)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=3e-4)
@@ -172,7 +211,7 @@ def measure(
     device: str, size: Size, seconds: float, names: tuple[str, ...] = ()
 ) -> dict[str, Measured]:
     """Each variant's median iteration, and the SMs' activity while it ran; all variants are live
-    and take turns. ``names`` picks some. ``seconds`` bounds tuning, and measuring as well."""
+    and take turns. ``names`` picks some. ``seconds`` bounds tuning, half of it measuring."""
     compiled = rose_compiler.compile(iteration, tune_budget=seconds)
     variants: dict[str, Callable[..., Any]] = {
         "as written": iteration,
@@ -189,7 +228,7 @@ def measure(
         while not compiled.settled and time.perf_counter() < end:
             live["compiled"].step()
     taken: dict[str, list[float]] = {name: [] for name in live}
-    end = time.perf_counter() + seconds
+    end = time.perf_counter() + seconds / 2
     while time.perf_counter() < end or not all(taken.values()):
         for name, training in live.items():
             started = time.perf_counter()

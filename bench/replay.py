@@ -3,7 +3,7 @@
 Four schedules of each row of ``bench/data/stage_times.csv``: sequential, the pipeline of two halves
 that today's systems write by hand, stage one (windows) and stage two (windows and quotas).
 Throughput is relative to sequential. What is not published is assumed, and every number is a range
-over the assumptions (``bench/replay_model.py`` has them with their sources): the middle, each
+over the assumptions (``bench/replay_assumptions.py`` has them with their sources): the middle, each
 assumption at its two ends with the others in the middle, and random points between the ends.
 """
 
@@ -19,7 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import virtual
-from bench.replay_model import NAMES, RANGES, Assumptions, Replay, Row, rows
+from bench.replay_assumptions import NAMES, RANGES, Assumptions
+from bench.replay_model import Replay
+from bench.replay_rows import Row, rows
 
 #: What Rose's paper reports over the best systems: throughput, and SM activity in points.
 BAND, POINTS = (1.20, 1.92), (23.8, 39.3)

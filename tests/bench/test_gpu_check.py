@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from bench import gpu_check, gpu_lines
-from bench.gpu_loops import Size, Training, by_hand, iteration
+from bench import gpu_check, gpu_equal, gpu_lines, gpu_streams
+from bench.gpu_loops import Camera, Measured, Size, Training, by_hand, iteration
 from rose_compiler.base.machine import load_machine
 from rose_compiler.runtime.events import TorchStreams
 from rose_compiler.runtime.kernels import Check, Kernel
@@ -43,9 +43,10 @@ def test_a_check_that_breaks_is_a_failed_line(monkeypatch) -> None:  # type: ign
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(gpu_lines, "levers", lambda _: [])
-    monkeypatch.setattr(gpu_check, "CHECKS", {"broken": broken})
+    monkeypatch.setattr(gpu_check, "compiled_on_cpu", lambda: gpu_check.Line("cpu", "pass", ""))
+    monkeypatch.setattr(gpu_check, "CHECKS", {"broken": gpu_check.Check(10, broken)})
     assert gpu_check.check()[1] == gpu_check.Line("broken", "fail", "RuntimeError: no luck")
-    assert "no time is left" in gpu_check.check(limit_s=-1.0)[1].detail
+    assert gpu_check.check(limit_s=9.0)[1].detail == "9 s are left for it"
 
 
 def test_it_runs_without_gymnasium() -> None:
@@ -128,11 +129,75 @@ def test_the_hand_written_variant_trains_the_same() -> None:
 
 
 def test_the_workload_is_one_line_of_ratios() -> None:
-    line = gpu_check.workload("cpu", Size(8, 2, 8), 0.2, ("as written", "compiled"))
+    size = Size(8, 2, 8, Camera)
+    line = gpu_check.workload("seen", "cpu", size, 0.2, ("as written", "compiled"))
     assert line.status in ("pass", "fail")
-    assert "as written" in line.detail
-    assert "(1.00x" in line.detail
+    assert line.values["as written, times as written"] == 1.0
     assert "compiled" in line.detail
+    found = {"as written": Measured(10.0, 0.25), "compiled": Measured(8.0, 0.5)}
+    line = gpu_check.compared("x", found)
+    assert (line.status, line.values["compiled, SM activity"]) == ("pass", 0.5)
+    assert line.detail.endswith("SM activity +25.0 points")
+    assert gpu_check.compared("x", {**found, "compiled": Measured(12.0, None)}).status == "fail"
+
+
+def test_pictures_show_where_the_rod_is() -> None:
+    camera = Camera(2)
+    camera.state = torch.tensor([[0.0, 0.0], [torch.pi / 2, 8.0]])
+    rods, moving = camera.observe(camera.state).unflatten(1, (2, 32, 32)).unbind(1)
+    assert rods[0, 16, 28] > 0.9 > 0.1 > rods[0, 16, 4]  # up: along y
+    assert rods[1, 28, 16] > 0.9 > 0.1 > rods[1, 4, 16]  # to the side: along x
+    assert not moving[0].any()
+    assert torch.equal(moving[1], rods[1])
+
+
+def test_streams_are_judged_by_what_the_sanitizer_prints() -> None:
+    race = f"blah\n{gpu_streams.SANITIZER_ERROR}\n"
+    assert gpu_streams.overlap(lambda _: "ratio 1.10").status == "pass"
+    assert gpu_streams.overlap(lambda _: "ratio 1.90").status == "fail"
+    assert gpu_streams.overlap(lambda _: f"ratio 1.1\n{race}").status == "fail"
+    assert gpu_streams.overlap(lambda _: "Error: none").detail == "Error: none"
+
+    def runs(script: str) -> str:
+        return race if "fault = 'wait'" in script or "fault = 'record_stream'" in script else "done"
+
+    assert gpu_streams.planted(runs).status == "pass"
+    assert gpu_streams.planted(lambda _: "done").detail == "not caught: wait, record_stream"
+    assert gpu_streams.planted(lambda _: race).status == "fail"
+    assert gpu_streams.compiled_clean(lambda _: "done").status == "pass"
+    assert gpu_streams.compiled_clean(lambda _: f"done\n{race}").status == "fail"
+
+
+def test_the_scripts_of_the_sanitizer_run(capsys: pytest.CaptureFixture[str]) -> None:
+    for fault in ("", "wait", "record_stream"):
+        compile(gpu_streams._RACE.format(fault=fault), "race", "exec")
+        compile(gpu_streams._OVERLAP.format(fault=fault), "overlap", "exec")
+    code = gpu_streams._COMPILED.replace('"cuda"', '"cpu"').replace("torch.cuda", "torch.cpu")
+    exec(compile(code, "compiled", "exec"), {})
+    assert capsys.readouterr().out == "done\n"
+
+
+def test_equality_holds_here_and_nothing_rewritten_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpu_equal.checked("cpu", Size(8, 2, 8)).status == "pass"
+    assert gpu_equal.in_a_process("cpu").status == "pass"
+    assert "no kernel" in gpu_equal.profiled("cpu", Size(8, 2, 8)).detail
+    monkeypatch.setenv("ROSE_FUEL", "0")
+    assert "nothing was rewritten" in gpu_equal.compiled_equals_eager("cpu").detail
+
+
+def test_a_lever_that_raises_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> str:
+        raise RuntimeError("not permitted")
+
+    levers = {"a": lambda: "there", "b": refused}
+    monkeypatch.setattr(gpu_lines, "DEVICE_LEVERS", levers)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    found = {line.check: line for line in gpu_lines.levers([])}
+    assert found["lever a"].status == "pass"
+    assert (found["lever b"].status, found["lever b"].detail) == (
+        "absent",
+        "RuntimeError: not permitted",
+    )
 
 
 @pytest.mark.gpu

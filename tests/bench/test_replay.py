@@ -10,7 +10,9 @@ import pytest
 
 from bench import replay
 from bench.replay import BAND, Outcome, Point, study
-from bench.replay_model import RANGES, Assumptions, Replay, Row, rows
+from bench.replay_assumptions import RANGES, Assumptions
+from bench.replay_model import Replay
+from bench.replay_rows import Row, rows
 
 KNOWN = {row.id: row for row in rows()}
 PAGE = (Path(__file__).parents[2] / "docs" / "replay.md").read_text(encoding="utf-8")

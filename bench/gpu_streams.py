@@ -1,0 +1,158 @@
+"""Streams on the device: they overlap, and torch's CUDA sanitizer finds what is done wrong.
+
+The sanitizer watches a process from its start, so each of these runs in one of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+from bench.gpu_lines import Line
+
+SANITIZER_ERROR = "CSAN detected a possible data race"
+#: How much longer two streams may take than one before they don't overlap.
+OVERLAPPED = 1.5
+
+_COMMON = """
+import time
+import torch
+from rose_compiler.runtime.events import StreamLane, TorchStreams
+
+fault = {fault!r}
+
+
+class Faulty(TorchStreams):
+    def wait(self, stream, event):
+        if fault != "wait":
+            super().wait(stream, event)
+
+    def keep(self, tensor, stream):
+        if fault != "record_stream":
+            super().keep(tensor, stream)
+
+
+def work(x, cycles=50_000_000):
+    torch.cuda._sleep(cycles)
+    return x * 2
+
+
+streams = Faulty("cuda")
+"""
+
+# "{fault}" is the step that is left out, empty for the proper run.
+_RACE = (
+    _COMMON
+    + """
+lane = StreamLane("stream:side", streams)
+x = torch.ones(1 << 20, device="cuda")
+task = lane.submit(0, work, x)
+if fault == "record_stream":
+    del x  # the allocator may hand out its memory again while the side stream still reads it
+    y = torch.zeros(1 << 20, device="cuda")
+    y.add_(1)
+else:
+    y = task.wait()
+    y.add_(1)
+torch.cuda.synchronize()
+print("done")
+"""
+)
+
+_OVERLAP = (
+    _COMMON
+    + """
+lanes = [StreamLane(f"stream:{{k}}", streams) for k in range(2)]
+given = [torch.ones(1 << 10, device="cuda") for _ in lanes]
+
+
+def spent(count):
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    tasks = [lanes[k].submit(0, work, given[k], 200_000_000) for k in range(count)]
+    total = sum(task.wait().sum() for task in tasks)
+    torch.cuda.synchronize()
+    assert int(total) == 2048 * count
+    return time.perf_counter() - started
+
+
+spent(2)
+print("ratio", spent(2) / spent(1))
+"""
+)
+
+_COMPILED = """
+import torch
+import rose_compiler
+from bench.gpu_loops import Size, Training, iteration
+
+step = rose_compiler.compile(iteration, tune=False)
+training = Training(step, "cuda", Size(64, 4, 16))
+for _ in range(3):
+    training.step()
+torch.cuda.synchronize()
+step.close()
+print("done")
+"""
+
+#: Runs a script under the sanitizer; what it printed.
+Run = Callable[[str], str]
+
+
+def sanitized(script: str) -> str:
+    """Run a script in a process that the sanitizer watches; both of its outputs."""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "TORCH_CUDA_SANITIZER": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.stdout + done.stderr
+
+
+def overlap(run: Run = sanitized) -> Line:
+    """Two stream lanes that each keep the device waiting take little longer than one, and the
+    sanitizer has nothing against them."""
+    name = "two streams overlap, under the sanitizer"
+    text = run(_OVERLAP.format(fault=""))
+    if SANITIZER_ERROR in text:
+        return Line(name, "fail", "reported as a race")
+    told = [line for line in text.splitlines() if line.startswith("ratio ")]
+    if not told:
+        return Line(name, "fail", _last(text))
+    ratio = float(told[-1].split()[1])
+    status = "pass" if ratio < OVERLAPPED else "fail"
+    return Line(name, status, f"both take {ratio:.2f} times as long as one", {"ratio": ratio})
+
+
+def planted(run: Run = sanitized) -> Line:
+    """Each planted fault, a missing wait and a missing ``record_stream``, is reported; the same
+    work done properly is not."""
+    name = "missing wait and record_stream are caught"
+    proper = run(_RACE.format(fault=""))
+    if "done" not in proper.split() or SANITIZER_ERROR in proper:
+        return Line(name, "fail", f"proper work: {_last(proper)}")
+    missed = [
+        fault
+        for fault in ("wait", "record_stream")
+        if SANITIZER_ERROR not in run(_RACE.format(fault=fault))
+    ]
+    told = f"not caught: {', '.join(missed)}" if missed else "both caught; proper work is clean"
+    return Line(name, "fail" if missed else "pass", told)
+
+
+def compiled_clean(run: Run = sanitized) -> Line:
+    """A compiled training has no race that the sanitizer sees."""
+    name = "a compiled training is clean under the sanitizer"
+    text = run(_COMPILED)
+    clean = "done" in text.split() and SANITIZER_ERROR not in text
+    return Line(name, "pass" if clean else "fail", "3 iterations" if clean else _last(text))
+
+
+def _last(text: str) -> str:
+    """The last line of what a process printed."""
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "nothing was printed"
