@@ -18,7 +18,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
 from rose_compiler.runtime.hosts import InlineHost, ProcessHost, ThreadHost
-from rose_compiler.runtime.hosts.hosted import hosted
+from rose_compiler.runtime.hosts.making import hosted
 from rose_compiler.sim import ShardedEnv
 from rose_compiler.sim.shards import BaseShard
 

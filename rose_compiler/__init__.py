@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rose_compiler.base.remarks import Blocker, Remark
     from rose_compiler.frontend.declare import component, declare, loop, phase
     from rose_compiler.passes.base import Pass
-    from rose_compiler.runtime.hosts.hosted import hosted
+    from rose_compiler.runtime.hosts.making import hosted
 
 # Where each public name lives. They are imported when first used: a host process imports this
 # package too, and needs none of the compiler.
@@ -25,7 +25,7 @@ _PUBLIC = {
     "component": "rose_compiler.frontend.declare",
     "declare": "rose_compiler.frontend.declare",
     "phase": "rose_compiler.frontend.declare",
-    "hosted": "rose_compiler.runtime.hosts.hosted",
+    "hosted": "rose_compiler.runtime.hosts.making",
     "loop": "rose_compiler.frontend.declare",
     "knobs": "rose_compiler.base.knobs",
     "Decision": "rose_compiler.base.decision",

@@ -34,7 +34,7 @@ from rose_compiler.ir.verify import verify
 from rose_compiler.passes.manager import PassManager
 from rose_compiler.passes.pipeline import PIPELINE
 from rose_compiler.runtime.hosts import ProcessHost, ThreadHost
-from rose_compiler.runtime.hosts.hosted import hosted
+from rose_compiler.runtime.hosts.making import hosted
 from rose_compiler.runtime.quotas import GreenContexts, devices
 from rose_compiler.runtime.quotas.green import AppliedGreen
 from rose_compiler.sim import ShardedEnv

@@ -50,6 +50,7 @@ class Unit(Building):
         self.together = 1  # trips of the user's loop that one run makes
         self.trips = 0  # iterations that are known to come, as far as loops say
         self.last: Schedule | None = None
+        self._hosted: bool | None = None  # whether any component lives in a host
         self._tuning: Tuning | None = None
         self.cores = CoreQuotas(log)
 
@@ -64,6 +65,8 @@ class Unit(Building):
 
         ``eager`` runs the user's own statements, where that is possible.
         """
+        for component in self.hosts():
+            component.rose_boundary()
         # what may change from one trip of the user's loop to the next is no guard's to see
         known = self.recorded and self.watch.settled
         if not known or (eager is None and self.watches(values)):
@@ -71,6 +74,12 @@ class Unit(Building):
         result = self._scheduled(values, states, runtime, eager)
         self.catch_up()
         return result
+
+    def hosts(self) -> Sequence[Any]:
+        """The components in hosts, as they are bound now."""
+        if self._hosted is None:
+            self._hosted = bool(objects.hosted(self.program.objects))
+        return list(objects.hosted(self.program.objects).values()) if self._hosted else ()
 
     def catch_up(self) -> None:
         """Start over where a part of the program has run for the first time."""
@@ -276,7 +285,7 @@ class Unit(Building):
         self.program, self.text = self.watch.program, self.watch.text
         self.recorded = True
         self.forget()
-        self.last = self._tuning = None
+        self.last = self._tuning = self._hosted = None
 
     def tuning(self, eager: bool = True) -> Tuning:
         """Which schedule comes next; made when the first iteration has been seen."""

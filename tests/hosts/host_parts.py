@@ -202,3 +202,48 @@ class Learner:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+class Counter:
+    """Adds up, and dies in the middle of a call when it is told to by a file, which it removes."""
+
+    def __init__(self, trap: str = "") -> None:
+        self._trap = pathlib.Path(trap) if trap else None
+        self.total = np.zeros(3)
+        self.scale = 1.0
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scale = float(state["w"][0])
+
+    def get_state(self) -> dict[str, Any]:
+        return {"total": self.total}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.total = state["total"].copy()
+
+    def add(self, amount: Any) -> Any:
+        if self._trap is not None and self._trap.exists():
+            self._trap.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.total = self.total + self.scale * np.asarray(amount)
+        return self.total
+
+    def scaled(self, amount: Any) -> Any:
+        """Keeps nothing."""
+        if self._trap is not None and self._trap.exists():
+            self._trap.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.scale * np.asarray(amount)
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+
+class Stubborn(Counter):
+    """Can't take its state back."""
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        raise ValueError("not this state")

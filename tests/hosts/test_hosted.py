@@ -16,7 +16,8 @@ from host_parts import Learner
 
 from rose_compiler.base.errors import ConfigError, FactoryError, HostDied, HostTimeout, RuntimeFault
 from rose_compiler.runtime.hosts import arrays, parameters
-from rose_compiler.runtime.hosts.hosted import Hosted, hosted
+from rose_compiler.runtime.hosts.hosted import Hosted
+from rose_compiler.runtime.hosts.making import hosted
 from rose_compiler.runtime.hosts.pending import Pending, begin
 
 
@@ -68,13 +69,13 @@ def test_neither_side_sees_what_the_other_does_to_an_array_later(learner: Hosted
 def test_memory_is_shared_once_for_calls_alike(process: Hosted) -> None:
     process.echo(np.zeros(2000))
     process.echo(np.zeros(2000))
-    memory, results = process._arguments, process._results
+    memory, results = process._memory.arguments, process._memory.results
     shared = process._host._shared
     for k in range(6):
         assert process.echo(np.full(2000, float(k)))[3] == k
         assert process.echo(np.full(10, float(k)))[3] == k  # a smaller one uses the same memory
-    assert process._arguments is memory
-    assert process._results is results
+    assert process._memory.arguments is memory
+    assert process._memory.results is results
     assert process._host._shared == shared
     sizes = [os.fstat(process._host._child.memory).st_size]
     process.echo(np.zeros(200_000))  # a larger one takes more

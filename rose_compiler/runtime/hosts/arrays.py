@@ -17,7 +17,6 @@ from typing import Any
 import cloudpickle
 
 from rose_compiler.base.errors import RuntimeFault, fail, register
-from rose_compiler.runtime.hosts import ipc
 
 register(
     "host-graph",
@@ -49,11 +48,10 @@ def room(layouts: Sequence[Layout]) -> int:
 class _Numbers:
     """Puts the numbers of arrays where the arrays are."""
 
-    def __init__(self, file: io.BytesIO, detach: bool, by_handle: bool) -> None:
+    def __init__(self, file: io.BytesIO, detach: bool) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)  # type: ignore[call-arg]
         self.arrays: list[Any] = []
         self._detach = detach
-        self._by_handle = by_handle
         torch = sys.modules.get("torch")
         self._tensor = None if torch is None else torch.Tensor
         numpy = sys.modules.get("numpy")
@@ -73,8 +71,6 @@ class _Numbers:
                 return None  # parameters, sparse tensors and subclasses have more to them
             if value.is_quantized:
                 return None
-            if self._by_handle and value.is_cuda:
-                return ("ipc", ipc.handle(value))
         else:
             return None
         self.arrays.append(value)
@@ -95,19 +91,17 @@ class _Unpickler(pickle.Unpickler):
         self._arrays = arrays
 
     def persistent_load(self, number: Any) -> Any:
-        if isinstance(number, tuple):
-            return ipc.opened(number[1])
         return self._arrays[number]
 
 
-def dump(value: Any, *, detach: bool = False, by_handle: bool = False) -> tuple[bytes, list[Any]]:
+def dump(value: Any, *, detach: bool = False) -> tuple[bytes, list[Any]]:
     """A value as bytes without its arrays, and its arrays in order.
 
     With ``detach`` tensors leave their graphs behind; without, one that has a graph raises
-    ``RuntimeFault`` (``host-graph``). With ``by_handle`` CUDA tensors are not among the arrays.
+    ``RuntimeFault`` (``host-graph``).
     """
     file = io.BytesIO()
-    pickler: _Plain | _Thorough = _Plain(file, detach, by_handle)
+    pickler: _Plain | _Thorough = _Plain(file, detach)
     try:
         pickler.dump(value)
     except RuntimeFault:
@@ -119,7 +113,7 @@ def dump(value: Any, *, detach: bool = False, by_handle: bool = False) -> tuple[
         if b"__main__" not in blob:  # which the other side does not have
             return blob, pickler.arrays
     file = io.BytesIO()
-    pickler = _Thorough(file, detach, by_handle)
+    pickler = _Thorough(file, detach)
     pickler.dump(value)
     return file.getvalue(), pickler.arrays
 
@@ -157,10 +151,10 @@ def read(memory: Any, offset: int, layouts: Sequence[Layout], *, copy: bool = Tr
     found = []
     for layout in layouts:
         array = _view(memory, offset, layout)
-        if copy:
-            array = array.copy() if layout.kind == "numpy" else array.clone()
         if layout.device:
-            array = array.to(layout.device)
+            array = array.to(layout.device)  # a copy by itself
+        elif copy:
+            array = array.copy() if layout.kind == "numpy" else array.clone()
         found.append(array)
         offset += room((layout,))
     return found
@@ -177,6 +171,14 @@ def _view(memory: Any, offset: int, layout: Layout) -> Any:
     count = layout.size // dtype.itemsize
     flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
     return flat.reshape(layout.shape)
+
+
+def typed(buffer: Any, offset: int, layout: Layout) -> Any:
+    """A tensor as a part of a buffer of bytes on a device."""
+    dtype = getattr(_torch(), layout.dtype)
+    if not layout.size:
+        return buffer.new_empty(layout.shape, dtype=dtype)
+    return buffer[offset : offset + layout.size].view(dtype).view(layout.shape)
 
 
 def _torch() -> Any:

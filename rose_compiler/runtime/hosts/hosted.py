@@ -1,4 +1,4 @@
-"""``hosted(factory)``: a component in a host of its own that is used like the component itself.
+"""A component in a host of its own that is used like the component itself.
 
 Arguments and results travel as values, never as references: arrays by memory that is shared once
 and used again by every call, the rest pickled. So the component can't see what the caller does to
@@ -12,34 +12,34 @@ import mmap
 import os
 import pickle
 import types
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
-from typing import Any, Literal, Self, cast, get_args
+from collections.abc import Callable, Collection
+from typing import Any, Self, cast
 
 from rose_compiler.base import phases
-from rose_compiler.base.errors import RuntimeFault, fail
-from rose_compiler.base.quota import THREADS
+from rose_compiler.base.errors import HostDied, RuntimeFault, fail
 from rose_compiler.base.remarks import Blocker, Remark
 from rose_compiler.runtime.hosts import arrays, ipc, parameters, served
-from rose_compiler.runtime.hosts.host import InlineHost, Ticket
+from rose_compiler.runtime.hosts.host import Ticket
 from rose_compiler.runtime.hosts.pending import Pending, deferring
+from rose_compiler.runtime.hosts.places import PLACES, Places
 from rose_compiler.runtime.hosts.process import ProcessHost
+from rose_compiler.runtime.hosts.reviving import Call, Journal
 from rose_compiler.runtime.hosts.thread import ThreadHost
 from rose_compiler.runtime.hosts.transport import unpicklable_argument
 
-Kind = Literal["process", "thread", "inline"]
-#: Calls that may be under way in one host at a time; one more waits for the oldest.
-PLACES = 2
-_HELP = "see `help(rose_compiler.hosted)`"
 #: Descriptions of calls that a worker keeps: calls like one of them are sent as a number.
 _KEPT = 256
+
+
+#: Names and layouts of parameters, and the memory with their versions.
+Published = tuple[tuple[str, ...], tuple[arrays.Layout, ...], Any]
 
 
 class Hosted:
     """A component in a host: its methods are called as if it were here.
 
-    Made by :func:`hosted`. Names that begin with an underscore, and those of this class, don't
-    reach the component.
+    Made by :func:`~rose_compiler.runtime.hosts.making.hosted`. Names that begin with an underscore,
+    and those of this class, don't reach the component.
     """
 
     #: What the compiler knows it by.
@@ -51,24 +51,22 @@ class Hosted:
         self.name = name
         self.rose_threads = threads  # of its numeric libraries, for quotas
         self.timeout = timeout
-        self._start = start
+        self.rose_stateless = False  # nothing is lost with its process but time
+        self._start = self._first = start  # now, and before any quota
         #: What could not be had, for ``explain()``.
         self.rose_remarks: list[Remark] = []
         self._version = 0
         self._replied = 0
-        self._published: tuple[tuple[str, ...], tuple[arrays.Layout, ...], Any] | None = None
+        self._published: Published | None = None
+        self._journal: Journal | None = None
         self._host: Any = None
         self._open()
 
     def _open(self) -> None:
-        self._arguments: tuple[Any, int] = (None, 0)
-        self._results: tuple[Any, int] = (None, 0)
-        self._wanted = 0  # bytes of the largest result that had no room
+        self._memory = Places(self._share)
         self._known: dict[Any, int] = {}
         self._places: list[Pending | None] = [None] * PLACES
         self._count = 0
-        #: Whether CUDA tensors travel by handle; None before the first of them.
-        self._by_handle: bool | None = None
         self._host = self._start()
 
     # -- calls -----------------------------------------------------------------------------------
@@ -95,38 +93,54 @@ class Hosted:
 
     def _begin(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pending:
         try:
-            blob, found = arrays.dump((args, kwargs), by_handle=bool(self._by_handle))
-            if self._by_handle is None and (on := _device(found)) is not None and self._agree(on):
-                blob, found = arrays.dump((args, kwargs), by_handle=True)
+            blob, found = arrays.dump((args, kwargs))
         except RuntimeFault:
             raise
         except Exception as error:
             raise unpicklable_argument(method, error) from error
-        layouts = tuple(arrays.layout_of(array) for array in found)
-        self._make_room(arrays.room(layouts))
+        call = Call(method, blob, tuple(arrays.layout_of(array) for array in found))
+        try:
+            pending = self._issue(call, found, [args, kwargs])
+        except HostDied as error:
+            if not self.rose_revived(error):
+                raise
+            pending = self._issue(call, found, [args, kwargs])
+        if self._journal is not None:
+            self._journal.issued(call, found, pending)
+        return pending
+
+    def _issue(
+        self, call: Call, found: list[Any], held: Any, version: int | None = None
+    ) -> Pending:
+        """Send a call off, by default with the version published last."""
+        if self._memory.by_handle is None and (on := _device(found)) is not None:
+            self._agree(on)
+        if (before := self._places[self._count % PLACES]) is not None:
+            before.collect()
+        if not self._memory.room(call.layouts):
+            self._settle()  # nobody may be using the memory that this replaces
+            self._memory.grow(call.layouts)
         place = self._count % PLACES
         self._count += 1
-        if (before := self._places[place]) is not None:
-            before.collect()
-        memory, size = self._arguments
-        arrays.write(memory, place * size, found, layouts)
-        key = (method, blob, layouts)
-        number = self._known.get(key)
+        for made in self._memory.write(place, found, call.layouts):
+            self._host.call("slot", *made)
+        number = self._known.get(call)
         how, rest = served.KNOWN, b""
         if number is None:
             number = len(self._known)
-            how, rest = served.ONCE, pickle.dumps(key)
-            # a handle is that of one tensor, so no other call is like this one
-            if number < _KEPT and ipc.MARK not in blob:
+            how, rest = served.ONCE, pickle.dumps((call.method, call.blob, call.layouts))
+            if number < _KEPT:
                 how = served.FULL
-                self._known[key] = number
-        payload = served.CALL.pack(number, place, how, phases.wanted(), self._version) + rest
+                self._known[call] = number
+        if version is None:
+            version = self._version
+        payload = served.CALL.pack(number, place, how, phases.wanted(), version) + rest
         if isinstance(self._host, ProcessHost):
-            ticket = self._host.submit_raw(payload, method)
+            ticket = self._host.submit_raw(payload, call.method)
         else:
             ticket = self._host.submit("raw", payload)
-            ticket.what = method
-        pending = Pending(self, ticket, place, self._version, [args, kwargs])
+            ticket.what = call.method
+        pending = Pending(self, ticket, place, version, held, call)
         self._places[place] = pending
         return pending
 
@@ -139,22 +153,26 @@ class Hosted:
         of.times = (start, end, cpu)
         at = served.ANSWER.size
         length = int.from_bytes(answer[at : at + 8], "little")
-        blob, layouts, of.phases = pickle.loads(answer[at + 8 : at + 8 + length])
+        body = pickle.loads(answer[at + 8 : at + 8 + length])
+        blob, layouts, of.phases, by_handle, made = body
         self._replied = version
         if not layouts:
             return arrays.load(blob, ())
-        if flag == served.SHARED:
-            memory, size = self._results
-            return arrays.load(blob, arrays.read(memory, place * size, layouts))
-        self._wanted = max(self._wanted, needed)
-        block = bytearray(answer[at + 8 + length :])
-        return arrays.load(blob, arrays.read(block, 0, layouts))
+        if self._memory.by_handle is None and (
+            on := next((x.device for x in layouts if x.device), "")
+        ):
+            self._agree(on)  # for the answers to come; this one says how it travels
+        apart = None
+        if flag != served.SHARED:
+            self._memory.want(needed)
+            apart = answer[at + 8 + length :]
+        return arrays.load(blob, self._memory.read(place, layouts, by_handle, made, apart))
 
-    def _agree(self, device: Any) -> bool:
-        """Whether this process and the component's can hand CUDA tensors over by handle."""
-        self._by_handle = False
+    def _agree(self, device: Any) -> None:
+        """Settle whether this process and the component's hand CUDA tensors over by handle."""
+        self._memory.by_handle = False
         if not isinstance(self._host, ProcessHost):
-            return False  # a process can't open its own handles
+            return  # a process can't open its own handles
         try:
             kept, made = ipc.offer(device)
         except RuntimeError as error:
@@ -162,22 +180,11 @@ class Hosted:
         else:
             why = self._host.call("opens", made)
             del kept
-        self._by_handle = why is None
+        self._memory.by_handle = why is None
         if why is not None:
+            self._memory.pin()
             why = f"CUDA tensors for {self.name!r} travel through memory of the host: {why}"
             self.rose_remarks.append(Remark.from_blocker("hosts", Blocker("not-available", why)))
-        return self._by_handle
-
-    def _make_room(self, needed: int) -> None:
-        """Shared memory for arguments of that size, and for the largest result seen."""
-        if needed > self._arguments[1]:
-            self._arguments = self._shared("arguments", needed), needed
-        if self._wanted > self._results[1]:
-            self._results = self._shared("results", self._wanted), self._wanted
-
-    def _shared(self, method: str, size: int) -> Any:
-        self._settle()  # nobody may be using the memory that this replaces
-        return self._share(method, PLACES * size, size)
 
     def _share(self, method: str, size: int, *args: Any) -> Any:
         if isinstance(self._host, ProcessHost):
@@ -190,6 +197,38 @@ class Hosted:
         for pending in self._places:
             if pending is not None:
                 pending.collect()
+
+    # -- its end, and another process ------------------------------------------------------------
+
+    def rose_guard(self, stateless: bool) -> None:
+        """Have a new process take over from one that dies. ``stateless``: the component keeps
+        nothing between calls; else its state is taken between iterations."""
+        self.rose_stateless = stateless
+        self._journal = Journal(self, stateful=not stateless)
+
+    def rose_now(self, method: str, *args: Any) -> Any:
+        """Call a method and wait for the result, whoever calls."""
+        return self._begin(method, args, {}).result()
+
+    def rose_boundary(self) -> None:
+        """An iteration begins: what a component that dies in it goes back to."""
+        if self._journal is not None and isinstance(self._host, ProcessHost):
+            self._settle()
+            self._journal.boundary()
+
+    def rose_revived(self, error: HostDied) -> bool:
+        """Whether a new process has taken over from one that died, its open calls answered."""
+        if self._journal is None:
+            return False
+        try:
+            self._journal.revive(error)
+        except HostDied:
+            return False
+        return True
+
+    def rose_offers(self, *methods: str) -> bool:
+        """Whether the component has these methods."""
+        return bool(self._host.call("offers", *methods))
 
     # -- parameters ------------------------------------------------------------------------------
 
@@ -218,6 +257,8 @@ class Hosted:
                 pending.collect()
         parameters.store(self._published[2], version, values, layouts)
         self._version = version
+        if self._journal is not None:
+            self._journal.published(state)
         return version
 
     publish.__rose_hosted__ = True  # type: ignore[attr-defined]
@@ -259,25 +300,38 @@ class Hosted:
         For a component that has no state of its own, after its host died or ran out of time. What
         calls under way would have answered is lost.
         """
+        if self._journal is not None:
+            self._journal.forget()
+        self.rose_replace()
+
+    def rose_replace(self) -> None:
+        """Build the component in a new process, with the parameters that this one was given."""
+        published = self._published
+        self._end()
+        self._open()
+        if published is not None:
+            self._published = self._given(published)
+
+    def _given(self, published: Published) -> Published:
+        """Hand this host's component the parameters that another one was given."""
+        names, layouts, old = published
+        size = parameters.place_size(layouts)
+        memory = self._share("parameters", parameters.PLACES * size, names, layouts)
+        memory[:] = old[:]
+        return names, layouts, memory
+
+    def _end(self) -> None:
         if isinstance(self._host, ProcessHost):
             self._host.kill()
         else:
             self._host.close()
-        published = self._published
-        self._open()
-        if published is not None:
-            names, layouts, old = published
-            size = parameters.place_size(layouts)
-            memory = self._share("parameters", parameters.PLACES * size, names, layouts)
-            memory[:] = old[:]
-            self._published = names, layouts, memory
 
     def close(self) -> None:
         """Run what was issued, close the component, end its host. Again: does nothing."""
         try:
             self._host.close()
         finally:
-            self._arguments = self._results = (None, 0)
+            self._memory = Places(self._share)
             self._published = None
 
     def rose_limit(self, cores: Collection[int] | None, threads: int | None) -> None:
@@ -323,70 +377,3 @@ def _remote(name: str) -> types.FunctionType:
     method.__name__, method.__qualname__ = name, f"Hosted.{name}"
     method.__rose_hosted__ = True  # type: ignore[attr-defined]
     return cast(types.FunctionType, method)
-
-
-def hosted(
-    factory: Callable[[], Any],
-    *,
-    host: Kind = "process",
-    name: str = "",
-    threads: int | None = 1,
-    cores: Collection[int] | None = None,
-    environment: Mapping[str, str] | None = None,
-    timeout: float | None = None,
-    start_timeout: float | None = 120.0,
-) -> Hosted:
-    """A component in a host of its own: a policy, simulator, trainer, evaluator, reward model.
-
-    ``factory()`` builds it there; calls of its methods look like calls of the component. In a loop
-    that is compiled, a call runs beside what does not need its result. The constructor returns at
-    once, so that several start side by side; :meth:`Hosted.ready` or the first result waits.
-
-    Args:
-        factory: a function without parameters, sent by cloudpickle.
-        host: ``"process"`` (a fresh interpreter, never a fork), ``"thread"``, or ``"inline"``.
-        name: for errors; that of the factory by default.
-        threads: threads of numeric libraries in the process; None for as many as cores.
-        cores: numbers of the cores that the process may use; None for the caller's.
-        environment: variables added to the caller's before the process starts.
-        timeout: seconds that an answer may take; the process is killed then. None: no limit.
-        start_timeout: seconds for starting the process and building the component.
-
-    Raises:
-        FactoryError: if the factory can't be pickled; the message names what holds it back.
-        RuntimeFault: ``host-start`` if the process can't be started.
-        ConfigError: for another kind of host, and for threads, cores and variables that can't be.
-    """
-    if host not in get_args(Kind):
-        raise fail(
-            "config-argument",
-            "there is no such kind of host",
-            expected=", ".join(map(repr, get_args(Kind))),
-            found=f"host={host!r}",
-            help=_HELP,
-        )
-    if threads is not None and (type(threads) is not int or threads < 1):
-        what, wanted = "a host runs on one thread at least", "a positive whole number or None"
-        raise fail(
-            "config-argument", what, expected=wanted, found=f"threads={threads!r}", help=_HELP
-        )
-    name = name or getattr(factory, "__name__", "component")
-    build = partial(served.Served, factory)
-    start: Callable[[], Any]
-    if threads is None:
-        threads = len(os.sched_getaffinity(0) if cores is None else cores)
-    if host == "process":
-        start = partial(
-            ProcessHost,
-            build,
-            name=name,
-            timeout=timeout,
-            environment={**dict.fromkeys(THREADS, str(threads)), **(environment or {})},
-            cores=cores,
-            start_timeout=start_timeout,
-        )
-    elif host == "thread":
-        start = partial(ThreadHost, build, name=name, timeout=timeout, torch_threads=threads)
-    else:
-        start = partial(InlineHost, build, name=name, timeout=timeout)
-    return Hosted(start, name, timeout, threads)

@@ -7,14 +7,13 @@ memory of the host, and back to their device.
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
 #: What stands in an offered tensor.
 _NUMBER = 20_773
-#: The function that opens a handle; bytes that name it hold a handle.
-MARK = b"rebuild_cuda_tensor"
-
 #: Number and identity of a device, and the handle of a tensor there.
 Offer = tuple[int, str, Any]
 
@@ -58,24 +57,57 @@ def why_not(made: Offer) -> str | None:
 
 
 def handle(tensor: Any) -> Any:
-    """What the other process opens. The tensor must live until it has answered.
+    """What the other process opens. The tensor must live as long as it is used there.
 
     Its stream is waited for first: the other process knows nothing of this one's streams.
     """
-    torch = import_module("torch")
-    torch.cuda.current_stream(tensor.device).synchronize()
+    settle(tensor.device)
     return import_module("torch.multiprocessing.reductions").reduce_tensor(tensor.detach())
 
 
 def opened(made: Any) -> Any:
-    """A tensor of this process's own, copied from the memory behind a handle.
-
-    The copy is waited for: an answer without a tensor would tell the owner that it is done.
-    """
+    """The memory behind a handle, as a tensor."""
     rebuild, arguments = made
-    tensor = rebuild(*arguments).clone()
-    import_module("torch").cuda.current_stream(tensor.device).synchronize()
-    return tensor
+    return rebuild(*arguments)
+
+
+def allocate(size: int, device: str) -> Any:
+    """So many bytes on a device."""
+    torch = import_module("torch")
+    return torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def settle(device: Any) -> None:
+    """Wait for what this thread has issued to a device."""
+    import_module("torch").cuda.current_stream(device).synchronize()
+
+
+class Pinned:
+    """Memory of the host that the driver has been told to keep in place; let go of at the end."""
+
+    def __init__(self, memory: Any, driver: Any, address: int) -> None:
+        self._memory = memory  # unmapped only afterwards
+        self._driver = driver
+        self._address = address
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # the driver may have gone at exit
+            self._driver.cudaHostUnregister(self._address)
+
+
+def pinned(memory: Any) -> Pinned | None:
+    """Pin shared memory, so that a device copies from and to it at full speed; None where there is
+    no device in use in this process, or its driver refuses."""
+    torch = sys.modules.get("torch")
+    if memory is None or torch is None or not torch.cuda.is_initialized():
+        return None
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    driver = torch.cuda.cudart()
+    try:
+        status = int(driver.cudaHostRegister(whole.data_ptr(), whole.numel(), 0))
+    except Exception:  # it is faster with, and right without
+        return None
+    return Pinned(memory, driver, whole.data_ptr()) if status == 0 else None
 
 
 def _identity(index: int) -> str:

@@ -66,6 +66,12 @@ def store(
     _MARK.pack_into(memory, start + size - _HEAD, version)
 
 
+def stored(memory: Any, version: int, layouts: Sequence[arrays.Layout]) -> list[Any]:
+    """Copies of a version's arrays, on the side that wrote them."""
+    start = (version % PLACES) * place_size(layouts)
+    return arrays.read(memory, start + _HEAD, layouts)
+
+
 class Reader:
     """The worker's side: gives the component the version that a call was issued with."""
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from rose_compiler.base.errors import HostDied
 from rose_compiler.base.phases import Ended
 from rose_compiler.runtime.hosts.host import Ticket
 
@@ -17,21 +18,25 @@ class Pending:
 
     __slots__ = (
         "_hosted",
-        "_place",
         "_ticket",
+        "call",
         "done",
         "error",
         "held",
         "phases",
+        "place",
         "times",
         "value",
         "version",
     )
 
-    def __init__(self, of: Any, ticket: Ticket, place: int, version: int, held: list[Any]) -> None:
+    def __init__(
+        self, of: Any, ticket: Ticket, place: int, version: int, held: Any, call: Any = None
+    ) -> None:
         self._hosted = of
         self._ticket = ticket
-        self._place = place
+        self.place = place
+        self.call = call  # as it travels, for a process that takes over
         self.version = version
         self.held: Any = held  # what the other side may still read
         self.done = False
@@ -47,12 +52,32 @@ class Pending:
         """The name of the method."""
         return self._ticket.what
 
+    @property
+    def number(self) -> int:
+        """Counts up with every call of one host."""
+        return self._ticket.seq
+
+    @property
+    def answered(self) -> bool:
+        """Whether its result has arrived, and is only to be taken in."""
+        return self._ticket.done and self._ticket.error is None
+
+    def adopt(self, other: Pending) -> None:
+        """Take the answer of the same call, repeated elsewhere."""
+        self.value, self.error = other.value, other.error
+        self.times, self.phases = other.times, other.phases
+        self.done, self.held = True, None
+
     def collect(self, timeout: float | None = None) -> None:
         """Take the answer in, a result or an exception, waiting for it."""
         if self.done:
             return
         try:
-            self.value = self._hosted._answer(self, self._ticket, self._place, timeout)
+            self.value = self._hosted._answer(self, self._ticket, self.place, timeout)
+        except HostDied as error:
+            if self._hosted.rose_revived(error):
+                return  # a process that took over has answered
+            self.error = error
         except Exception as error:  # the component's own, kept for who asks for the result
             self.error = error
         self.done = True

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from rose_compiler.base import phases
-from rose_compiler.runtime.hosts import arrays, ipc
+from rose_compiler.runtime.hosts import arrays, ipc, slots
 from rose_compiler.runtime.hosts.parameters import Reader
 from rose_compiler.runtime.hosts.transport import unpicklable_result
 
@@ -46,14 +46,29 @@ class Served:
         self._reader: Reader | None = None
         self._known: dict[int, Description] = {}
         self._by_handle = False
+        self._got = slots.Slots()
+        self._sent = slots.Slots()
+        self._pinned: dict[str, ipc.Pinned | None] = {}
 
     def arguments(self, memory: Any, size: int) -> None:
         """Memory for arguments, ``size`` bytes a place."""
+        self._pinned["arguments"] = None
         self._arguments = memory, size
+        self._pinned["arguments"] = ipc.pinned(memory)
 
     def results(self, memory: Any, size: int) -> None:
         """Memory for results, ``size`` bytes a place."""
+        self._pinned["results"] = None
         self._results = memory, size
+        self._pinned["results"] = ipc.pinned(memory)
+
+    def slot(self, place: int, device: str, handle: Any) -> None:
+        """A buffer on a device for arguments in a place."""
+        self._got.open(place, device, handle)
+
+    def offers(self, *names: str) -> bool:
+        """Whether the component has all of these methods."""
+        return all(callable(getattr(self.component, name, None)) for name in names)
 
     def opens(self, offer: ipc.Offer) -> str | None:
         """Have CUDA tensors of answers travel by handle, or say why that can't be."""
@@ -87,8 +102,7 @@ class Served:
             assert self._reader is not None
             self._reader.take(version)
             self.version = version
-        memory, size = self._arguments
-        args, kwargs = arrays.load(blob, arrays.read(memory, place * size, layouts))
+        args, kwargs = arrays.load(blob, self._given(place, layouts))
         run = getattr(self.component, method)
         watching: AbstractContextManager[list[phases.Ended]]
         watching = phases.collecting() if watched else nullcontext([])
@@ -97,6 +111,13 @@ class Served:
             value = run(*args, **kwargs)
             end, cpu = time.perf_counter(), time.thread_time() - cpu
         return self._answer(method, value, place, (start, end, cpu), ended)
+
+    def _given(self, place: int, layouts: Sequence[arrays.Layout]) -> list[Any]:
+        """Copies of the arguments in a place."""
+        memory, size = self._arguments
+        near, far = slots.split(layouts, self._by_handle)
+        here = arrays.read(memory, place * size, near)
+        return slots.together(layouts, self._by_handle, here, self._got.read(place, far))
 
     def _answer(
         self,
@@ -107,21 +128,24 @@ class Served:
         ended: list[phases.Ended],
     ) -> bytes:
         try:
-            blob, found = arrays.dump(value, detach=True, by_handle=self._by_handle)
+            blob, found = arrays.dump(value, detach=True)
         except Exception as error:
             raise unpicklable_result(method, value, error) from error
         layouts = [arrays.layout_of(array) for array in found]
+        near, far = slots.apart(found, layouts, self._by_handle)
+        here, there = slots.split(layouts, self._by_handle)
+        made = self._sent.write(place, far, there)
         memory, size = self._results
-        needed = arrays.room(layouts)
+        needed = arrays.room(here)
         flag, rest = SHARED, b""
         if needed <= size:
-            arrays.write(memory, place * size, found, layouts)
+            arrays.write(memory, place * size, near, here)
         else:
             block = bytearray(needed)
-            arrays.write(block, 0, found, layouts)
+            arrays.write(block, 0, near, here)
             flag, rest = INLINE, bytes(block)
         head = ANSWER.pack(flag, self.version, *times, needed)
-        body = pickle.dumps((blob, layouts if found else None, ended))
+        body = pickle.dumps((blob, layouts if found else None, ended, self._by_handle, made))
         return head + len(body).to_bytes(8, "little") + body + rest
 
     def close(self) -> None:

@@ -1,0 +1,96 @@
+"""``hosted(factory)``: what puts a component into a host of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any, Literal, get_args
+
+from rose_compiler.base.errors import fail
+from rose_compiler.base.quota import THREADS
+from rose_compiler.runtime.hosts import served
+from rose_compiler.runtime.hosts.host import InlineHost
+from rose_compiler.runtime.hosts.hosted import Hosted
+from rose_compiler.runtime.hosts.process import ProcessHost
+from rose_compiler.runtime.hosts.thread import ThreadHost
+
+Kind = Literal["process", "thread", "inline"]
+_HELP = "see `help(rose_compiler.hosted)`"
+
+
+def hosted(
+    factory: Callable[[], Any],
+    *,
+    host: Kind = "process",
+    name: str = "",
+    threads: int | None = 1,
+    cores: Collection[int] | None = None,
+    environment: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    start_timeout: float | None = 120.0,
+    stateless: bool = False,
+    recover: bool = False,
+) -> Hosted:
+    """A component in a host of its own: a policy, simulator, trainer, evaluator, reward model.
+
+    ``factory()`` builds it there; calls of its methods look like calls of the component. In a loop
+    that is compiled, a call runs beside what does not need its result. The constructor returns at
+    once, so that several start side by side; :meth:`Hosted.ready` or the first result waits.
+
+    Args:
+        factory: a function without parameters, sent by cloudpickle.
+        host: ``"process"`` (a fresh interpreter, never a fork), ``"thread"``, or ``"inline"``.
+        name: for errors; that of the factory by default.
+        threads: threads of numeric libraries in the process; None for as many as cores.
+        cores: numbers of the cores that the process may use; None for the caller's.
+        environment: variables added to the caller's before the process starts.
+        timeout: seconds that an answer may take; the process is killed then. None: no limit.
+        start_timeout: seconds for starting the process and building the component.
+        stateless: the component keeps nothing from one call to the next but published parameters.
+            Where its process dies, a new one takes over, and is asked again what was not answered.
+        recover: the component has ``get_state`` and ``set_state``, and draws from no generator that
+            is not in its state. Where its process dies in a compiled loop, a new one takes over
+            from the state at the beginning of the iteration, and repeats its calls since.
+
+    Raises:
+        FactoryError: if the factory can't be pickled; the message names what holds it back.
+        RuntimeFault: ``host-start`` if the process can't be started.
+        ConfigError: for another kind of host, and for threads, cores and variables that can't be.
+    """
+    if host not in get_args(Kind):
+        raise fail(
+            "config-argument",
+            "there is no such kind of host",
+            expected=", ".join(map(repr, get_args(Kind))),
+            found=f"host={host!r}",
+            help=_HELP,
+        )
+    if threads is not None and (type(threads) is not int or threads < 1):
+        what, wanted = "a host runs on one thread at least", "a positive whole number or None"
+        raise fail(
+            "config-argument", what, expected=wanted, found=f"threads={threads!r}", help=_HELP
+        )
+    name = name or getattr(factory, "__name__", "component")
+    build = partial(served.Served, factory)
+    start: Callable[[], Any]
+    if threads is None:
+        threads = len(os.sched_getaffinity(0) if cores is None else cores)
+    if host == "process":
+        start = partial(
+            ProcessHost,
+            build,
+            name=name,
+            timeout=timeout,
+            environment={**dict.fromkeys(THREADS, str(threads)), **(environment or {})},
+            cores=cores,
+            start_timeout=start_timeout,
+        )
+    elif host == "thread":
+        start = partial(ThreadHost, build, name=name, timeout=timeout, torch_threads=threads)
+    else:
+        start = partial(InlineHost, build, name=name, timeout=timeout)
+    made = Hosted(start, name, timeout, threads)
+    if host == "process" and (stateless or recover):
+        made.rose_guard(stateless)
+    return made

@@ -1,0 +1,56 @@
+"""Moving a component to another process, which has other variables in its environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from rose_compiler.runtime.hosts.hosted import Hosted
+
+#: What a component has of its host.
+_OF_HOST = ("_start", "_memory", "_known", "_places", "_count", "_host")
+
+
+def movable(component: Hosted) -> bool:
+    """Whether a component has no state, or can hand it over."""
+    return component.rose_stateless or component.rose_offers("get_state", "set_state")
+
+
+def successor(component: Hosted, environment: Mapping[str, str]) -> Hosted:
+    """A component anew, in a process that has these variables besides its first ones. It starts at
+    once, and nothing waits for it yet. ``component`` lives in a process."""
+    first: Any = component._first  # a partial of ProcessHost
+    variables = {**first.keywords["environment"], **environment}
+    made = Hosted(
+        partial(first, environment=variables),
+        component.name,
+        component.timeout,
+        component.rose_threads,
+    )
+    made._first = first
+    return made
+
+
+def take_over(component: Hosted, other: Hosted) -> None:
+    """Let a component live on in its successor's process: with its state, unless it has none, and
+    its parameters. The old process ends. Where something fails, it raises, and all is as it was;
+    between calls only.
+    """
+    component._settle()
+    other.ready()
+    if not component.rose_stateless:
+        other.rose_now("set_state", component.rose_now("get_state"))
+    published = component._published
+    if published is not None:
+        published = other._given(published)
+    old = component._host
+    for name in _OF_HOST:
+        setattr(component, name, getattr(other, name))
+    component._memory.shared_by(component._share)
+    component._published = published
+    if component._journal is not None:
+        component._journal.forget()
+    with suppress(Exception):  # its component has been taken over
+        old.close()

@@ -1,0 +1,204 @@
+"""What a component was asked, so that a new process can take the place of one that died.
+
+A stateless component only has to be asked again what it had not answered. Another one, made with
+``recover=True`` and with ``get_state`` and ``set_state``, gets its state of the latest boundary
+between iterations back, and is then asked everything again that it was asked since. Answers that
+were handed out already are not handed out twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from rose_compiler.base.errors import HostDied
+from rose_compiler.base.remarks import Blocker, Remark
+from rose_compiler.runtime.hosts import arrays, parameters
+from rose_compiler.runtime.hosts.pending import Pending
+from rose_compiler.runtime.hosts.places import PLACES
+
+#: Deaths between two boundaries from which a component is brought back: a call that ends its
+#: process would end the next one too.
+LIVES = 3
+#: Most of the time that taking states may cost.
+SHARE = 0.01
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call as it travels: its arrays apart, like ``layouts``."""
+
+    method: str
+    blob: bytes
+    layouts: tuple[arrays.Layout, ...]
+
+
+@dataclass
+class Entry:
+    """A call that was issued, with its arrays; or, without one, parameters that were published."""
+
+    values: Any
+    call: Call | None = None
+    pending: Pending | None = None
+
+
+class Journal:
+    """Brings one component back. ``stateful``: whether its state has to be taken and put back."""
+
+    def __init__(self, component: Any, stateful: bool) -> None:
+        self._component = component
+        self._stateful = stateful
+        self._lives = LIVES
+        self._busy = False  # bringing it back, or taking its state: nothing of that is an entry
+        self._state: Any = None
+        self._started = False  # a state was taken
+        self._published: dict[str, Any] | None = None
+        self._version = 0
+        self._entries: list[Entry] = []
+        self._taken_at = 0.0
+        self._cost = 0.0
+
+    # -- noting ----------------------------------------------------------------------------------
+
+    def boundary(self) -> None:
+        """An iteration begins: take the component's state, unless that was done a moment ago."""
+        self._lives = LIVES
+        if not self._stateful or self._busy:
+            return
+        began = perf_counter()
+        if self._started and began - self._taken_at < self._cost / SHARE:
+            return
+        component = self._component
+        self._busy = True
+        try:
+            if not component.rose_offers("get_state", "set_state"):
+                self._useless()
+                return
+            state = component.rose_now("get_state")
+        except HostDied as error:
+            self._busy = False
+            self.revive(error)
+            return  # the earlier state and what was asked since are still known
+        finally:
+            self._busy = False
+        published = [entry.values for entry in self._entries if entry.call is None]
+        if published:
+            self._published = published[-1]
+        elif not self._started:
+            self._published = _parameters(component)
+        self._version = component.version
+        self._state, self._started, self._entries = state, True, []
+        self._taken_at = perf_counter()
+        self._cost = self._taken_at - began
+
+    def issued(self, call: Call, found: Sequence[Any], pending: Pending) -> None:
+        """A call was issued with these arrays."""
+        if self._stateful and self._started and not self._busy:
+            for entry in self._entries[-PLACES:]:
+                if entry.pending is not None and entry.pending.done:
+                    entry.pending = None  # and its result with it
+            self._entries.append(Entry([copied(array) for array in found], call, pending))
+
+    def published(self, state: dict[str, Any]) -> None:
+        """Parameters were published."""
+        if self._stateful and self._started and not self._busy:
+            self._entries.append(Entry({name: copied(value) for name, value in state.items()}))
+
+    def forget(self) -> None:
+        """Another beginning: nothing of what came before can be brought back."""
+        self._started, self._entries, self._published = False, [], None
+        self._lives = LIVES
+
+    def _useless(self) -> None:
+        why = f"{self._component.name!r} can't be brought back after the end of its process"
+        allow = "`get_state` and `set_state` on the component, or `stateless=True` if it has none"
+        blocker = Blocker("hosted-elsewhere", why, allow)
+        self._component.rose_remarks.append(Remark.from_blocker("hosts", blocker))
+        self._component._journal = None
+
+    # -- bringing it back ------------------------------------------------------------------------
+
+    def revive(self, error: BaseException) -> None:
+        """Bring the component back in a new process, all its calls answered or under way again.
+
+        Raises ``error``, which told of its end, where that can't be.
+        """
+        if self._busy or self._lives == 0 or (self._stateful and not self._started):
+            raise error
+        self._lives -= 1
+        self._busy = True
+        try:
+            again = self._repeat_all if self._stateful else self._ask_again
+            count = again()
+        except Exception as failure:  # what the component's `set_state` raises among them
+            if not isinstance(failure, HostDied):
+                error.add_note(f"rose: it could not be brought back: {failure!r}")
+            self._lives = 0  # until the next iteration, or restart()
+            raise error from None
+        finally:
+            self._busy = False
+        why = f"{str(error).splitlines()[0]}; a new process took over, {count} calls were repeated"
+        self._component.rose_remarks.append(Remark("note", "hosts", (), "revived", why))
+
+    def _ask_again(self) -> int:
+        component = self._component
+        left = _unanswered(component)
+        # what was written for them is still there, whatever the caller has done since
+        values = [component._memory.written(one.place, one.call.layouts) for one in left]
+        component.rose_replace()
+        for pending, given in zip(left, values, strict=True):
+            pending.adopt(self._repeat(pending.call, given, pending.version))
+        return len(left)
+
+    def _repeat_all(self) -> int:
+        component = self._component
+        _unanswered(component)
+        component._end()
+        component._published, component._version = None, self._version
+        component._open()
+        if self._published is not None:
+            component._version -= 1
+            component.publish(self._published)
+        component.rose_now("set_state", self._state)
+        calls = 0
+        for entry in self._entries:
+            if entry.call is None:
+                component.publish(entry.values)
+                continue
+            calls += 1
+            done = self._repeat(entry.call, entry.values, component.version)
+            if entry.pending is not None and not entry.pending.done:
+                entry.pending.adopt(done)
+        return calls
+
+    def _repeat(self, call: Call, values: list[Any], version: int) -> Pending:
+        pending: Pending = self._component._issue(call, values, values, version)
+        pending.collect()
+        if isinstance(pending.error, HostDied):
+            raise pending.error
+        return pending
+
+
+def _unanswered(component: Any) -> list[Pending]:
+    """Calls that a process can't answer any more, in the order they were issued."""
+    left = [one for one in component._places if one is not None and not one.done]
+    for pending in left:
+        if pending.answered:  # before the process ended
+            pending.collect()
+    return sorted((one for one in left if not one.done), key=lambda one: one.number)
+
+
+def _parameters(component: Any) -> dict[str, Any] | None:
+    """Copies of what was published last."""
+    if component._published is None:
+        return None
+    names, layouts, memory = component._published
+    values = parameters.stored(memory, component.version, layouts)
+    return dict(zip(names, values, strict=True))
+
+
+def copied(array: Any) -> Any:
+    """The values of an array or tensor, apart from it."""
+    return array.detach().clone() if hasattr(array, "detach") else array.copy()

@@ -1,0 +1,172 @@
+"""A component whose process dies: a new one takes over, and nothing that it was told is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from host_parts import Counter, Learner, Stubborn
+
+import rose_compiler
+from rose_compiler.base.errors import HostDied
+from rose_compiler.runtime.hosts import moving
+from rose_compiler.runtime.hosts.hosted import Hosted
+from rose_compiler.runtime.hosts.making import hosted
+from rose_compiler.runtime.hosts.pending import begin
+
+
+def revived(component: Hosted) -> list[str]:
+    return [remark.why for remark in component.rose_remarks if remark.code == "revived"]
+
+
+def killed(component: Hosted) -> int:
+    component.ready()
+    pid = component.pid
+    os.kill(pid, signal.SIGKILL)
+    while Path(f"/proc/{pid}/task").exists() and "Z" not in state_of(pid):
+        time.sleep(0.005)
+    return pid
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_stateless_component_is_asked_again_what_it_had_not_answered(tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    with hosted(partial(Counter, str(trap)), stateless=True) as far:
+        far.publish({"w": np.full(1, 2.0)})
+        assert far.scaled(np.ones(2)).tolist() == [2.0, 2.0]
+        trap.touch()
+        given = np.arange(3.0)
+        first = begin(far.scaled, (given,))  # dies in it, with version 1
+        given += 100  # what was issued is what counts
+        far.publish({"w": np.full(1, 3.0)})
+        second = begin(far.scaled, (np.ones(1),))
+        assert second.result().tolist() == [3.0]
+        assert first.result().tolist() == [0.0, 2.0, 4.0]
+        assert "2 calls were repeated" in revived(far)[0]
+        pid = killed(far)
+        assert far.scaled(np.ones(1)).tolist() == [3.0]
+        assert far.pid != pid
+        assert len(revived(far)) == 2
+
+
+def test_a_call_that_always_ends_its_process_is_one_error() -> None:
+    with hosted(Counter, stateless=True) as far:
+        started = time.monotonic()
+        with pytest.raises(HostDied, match="die"):
+            far.die()
+        assert time.monotonic() - started < 10
+        assert not revived(far)
+
+
+def test_a_component_with_state_goes_back_to_the_iteration_and_repeats(tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    with hosted(partial(Counter, str(trap)), recover=True) as far:
+        far.publish({"w": np.full(1, 1.0)})
+        far.add(np.ones(3))
+        far.rose_boundary()
+        amount = np.full(3, 2.0)
+        far.add(amount)
+        amount += 100
+        far.publish({"w": np.full(1, 10.0)})
+        far.add(np.ones(3))
+        trap.touch()
+        pending = begin(far.add, (np.full(3, 0.5),))
+        assert pending.result().tolist() == [18.0] * 3
+        assert "3 calls were repeated" in revived(far)[0]
+        assert (far.version, far.replied) == (2, 2)
+        killed(far)
+        assert far.add(np.zeros(3)).tolist() == [18.0] * 3
+        killed(far)
+        far.rose_boundary()
+        assert far.add(np.zeros(3)).tolist() == [18.0] * 3
+
+
+def test_without_its_state_there_is_one_clear_error() -> None:
+    with hosted(Stubborn, recover=True) as far:
+        far.rose_boundary()
+        far.add(np.ones(3))
+        killed(far)
+        with pytest.raises(HostDied) as caught:
+            far.add(np.ones(3))
+        assert "not this state" in caught.value.__notes__[0]
+        assert not revived(far)
+    with hosted(Learner, recover=True) as plain:
+        plain.rose_boundary()
+        (remark,) = plain.rose_remarks
+        assert (remark.code, "get_state" in str(remark.allow)) == ("hosted-elsewhere", True)
+        killed(plain)
+        with pytest.raises(HostDied):
+            plain.echo(1)
+
+
+def test_taking_the_state_costs_next_to_nothing_of_short_iterations() -> None:
+    with hosted(Counter, recover=True) as far:
+        far.rose_boundary()
+        sent = far._count
+        for _ in range(3):
+            far.add(np.ones(3))
+            far.rose_boundary()
+        assert far._count == sent + 3
+        killed(far)
+        assert far.add(np.ones(3)).tolist() == [4.0] * 3
+
+
+def iteration(counter: Any, amounts: Any, log: list[Any]) -> float:
+    """Calls beside work that does not need them."""
+    total = counter.add(amounts)
+    other = float((amounts * 2).sum())
+    log.append(total.copy())
+    return other
+
+
+def test_a_compiled_training_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    logs: dict[bool, list[Any]] = {}
+    for dies in (False, True):
+        log = logs[dies] = []
+        with hosted(partial(Counter, str(trap)), recover=True) as counter:
+            step = rose_compiler.compile(iteration, tune=False)
+            for k in range(5):
+                if dies and k in (2, 4):
+                    trap.touch()
+                step(counter, np.full(3, float(k)), log)
+            assert "submit" in step.source
+            told = step.explain(width=10_000)
+            step.close()
+        assert told.count("a new process took over") == (2 if dies else 0)
+    assert np.array_equal(logs[True], logs[False])
+
+
+def test_a_move_takes_state_and_parameters_along() -> None:
+    with hosted(Counter, environment={"ROSE_MARK": "first"}) as far:
+        far.publish({"w": np.full(1, 2.0)})
+        far.add(np.ones(3))
+        pid = far.pid
+        assert moving.movable(far)
+        moving.take_over(far, moving.successor(far, {"ROSE_MARK": "second", "ROSE_NEW": "1"}))
+        assert far.pid != pid
+        assert not Path(f"/proc/{pid}").exists()
+        assert far.add(np.ones(3)).tolist() == [4.0] * 3
+        assert (far.variable("ROSE_MARK"), far.variable("ROSE_NEW")) == ("second", "1")
+        far.restart()  # where it lives now counts
+        assert far.variable("ROSE_MARK") == "second"
+        moving.take_over(far, moving.successor(far, {}))
+        assert (far.variable("ROSE_MARK"), far.variable("ROSE_NEW")) == ("first", None)
+    with hosted(Stubborn) as far:
+        far.add(np.ones(3))
+        other = moving.successor(far, {})
+        with pytest.raises(ValueError, match="not this state"):
+            moving.take_over(far, other)
+        other.close()
+        assert far.add(np.ones(3)).tolist() == [2.0] * 3
+    with hosted(Learner) as plain:
+        assert not moving.movable(plain)
