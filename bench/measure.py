@@ -65,10 +65,12 @@ def trial(step: Callable[[], object], min_seconds: float = MIN_TRIAL) -> float:
 
 @dataclass
 class Scores:
-    """Seconds a step, by variant, paired by index. `noisy` of all trials ran beside other load."""
+    """Seconds a step, by variant, paired by index. `noisy` of all trials ran beside other load;
+    `repeated` trials did so too, and were run again."""
 
     seconds: dict[str, list[float]]
     noisy: int = 0
+    repeated: int = 0
 
 
 def abba(
@@ -86,21 +88,22 @@ def abba(
     scores: dict[str, list[float]] = {name: [] for name in variants}
     order = list(variants)
     bystanders, noisy = Bystanders(), 0
-    spare = pairs * len(variants) // 2
+    most = pairs * len(variants) // 2
     if again is not None:
-        spare = min(spare, again)
+        most = min(most, again)
+    repeated = 0
     for r in range(pairs):
         for name in order if r % 2 == 0 else reversed(order):
             while True:
                 bystanders.start()
                 score = trial(variants[name], min_seconds)
                 loud = bystanders.share() > NOISE
-                if not loud or spare == 0:
+                if not loud or repeated == most:
                     break
-                spare -= 1
+                repeated += 1
             noisy += loud
             scores[name].append(score)
-    return Scores(scores, noisy)
+    return Scores(scores, noisy, repeated)
 
 
 def fastest(variants: Mapping[str, Callable[[], object]], pairs: int, min_seconds: float) -> str:

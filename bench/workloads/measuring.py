@@ -68,6 +68,7 @@ class Row:
     chosen: dict[str, str]
     absent: dict[str, str] = field(default_factory=dict)
     noisy: float = 0.0
+    repeated: int = 0
     took: float = 0.0
     notes: list[str] = field(default_factory=list)
 
@@ -352,6 +353,7 @@ def _measure(bench: Bench) -> Row:
         bench.chosen,
         bench.absent,
         measured.noisy / (pairs * len(bench.variants)),
+        measured.repeated,
         perf_counter() - bench.start,
         bench.notes,
     )

@@ -112,7 +112,8 @@ def details(row: Row) -> str:
         parts.append(f"C compiled and chosen in {row.tuned['C']:.0f} s")
     parts += [f"no {name}: {why}" for name, why in row.absent.items()]
     parts += row.notes
-    parts.append(f"{row.noisy:.0%} of trials beside other load, {row.took:.0f} s in all")
+    again = f" ({row.repeated} more were run again)" if row.repeated else ""
+    parts.append(f"{row.noisy:.0%} of trials beside other load{again}, {row.took:.0f} s in all")
     return "; ".join(parts)
 
 

@@ -58,7 +58,8 @@ def compile(
 
     Raises:
         CaptureError: for a builtin, lambda, class, generator, or a function without source.
-        ConfigError: for an argument with a value that does not exist.
+        ConfigError: for an argument with a value that does not exist, or a name in ``ROSE_PASSES``
+            that no pass has.
         NotImplementedError: for ``staleness``, which is not there yet.
     """
     options = make_options(

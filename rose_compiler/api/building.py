@@ -22,7 +22,6 @@ from rose_compiler.ir.losses import Loss
 from rose_compiler.ir.program import Program
 from rose_compiler.passes.base import PassContext
 from rose_compiler.passes.fuse_graphs import graphs
-from rose_compiler.passes.pipeline import PIPELINE
 from rose_compiler.runtime.optimizers import why_not_fused
 
 
@@ -101,10 +100,9 @@ class Building:
 
     def _built(self, decision: Decision, settings: Settings) -> Schedule:
         program = copy_program(self.program)
-        passes = PIPELINE if self.options.passes is None else self.options.passes
         context = self.context(decision, program)
         folder = self._dump_folder(decision, settings)
-        return built(program, context, passes, settings, folder, self.log)
+        return built(program, context, self.options.pipeline, settings, folder, self.log)
 
     def _dump_folder(self, decision: Decision, settings: Settings) -> Path | None:
         if settings.dump is None:

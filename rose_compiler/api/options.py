@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rose_compiler.api.quotas import VIRTUAL
+from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import RoseError, fail, nearest
 from rose_compiler.base.machine import load_machine
 from rose_compiler.base.sizes import parse_bytes
 from rose_compiler.passes.base import Pass
+from rose_compiler.passes.manager import select
+from rose_compiler.passes.pipeline import PIPELINE
 
 Numerics = Literal["close", "bitwise"]
 _NUMERICS = ("close", "bitwise")
@@ -29,7 +32,7 @@ class Options:
 
     numerics: Numerics = "close"
     staleness: int = 0
-    passes: tuple[Any, ...] | None = None
+    passes: tuple[Pass, ...] | None = None
     backend: str = "auto"
     tune: bool = True
     decision: Decision | None = None
@@ -40,6 +43,19 @@ class Options:
     tune_budget: float = TUNE_BUDGET
     iterations: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def pipeline(self) -> tuple[Pass, ...]:
+        """The passes, in order, before settings select some by name."""
+        return PIPELINE if self.passes is None else self.passes
+
+    def check_settings(self) -> None:
+        """Refuse settings in force that would stop the first schedule from being built.
+
+        Raises:
+            ConfigError: for a name in ``ROSE_PASSES`` that no pass has.
+        """
+        select(self.pipeline, knobs.current().passes)
 
     def asked(self) -> Options:
         """What schedules hang on: without what only says how long to look for them."""

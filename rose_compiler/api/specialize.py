@@ -33,6 +33,7 @@ class Specialization:
         log: RemarkLog,
         tracer: Tracer | None = None,
     ) -> None:
+        options.check_settings()  # they may have changed since `compile`
         self.captured = capture(fn, args, kwargs)
         program = self.captured.program
         verify(program)

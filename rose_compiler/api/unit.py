@@ -24,7 +24,6 @@ from rose_compiler.base.decision import Decision
 from rose_compiler.base.remarks import Blocker, RemarkLog
 from rose_compiler.ir import interp
 from rose_compiler.ir.program import Program
-from rose_compiler.passes.pipeline import PIPELINE
 from rose_compiler.runtime.memory import Peaks
 from rose_compiler.runtime.support import Runtime
 
@@ -322,7 +321,6 @@ class Unit(Building):
     def _entry(self, space: Sequence[Decision | None]) -> Entry | None:
         """Where the schedule that is settled on is kept for later runs, if anywhere."""
         where = folder(knobs.current())
-        passes = PIPELINE if self.options.passes is None else self.options.passes
         if where is None:
             return None
         about = {
@@ -331,7 +329,7 @@ class Unit(Building):
             "shards": self.shards(),
             "asynchronous": sorted(self.asynchronous()),
             "options": self.options.asked(),
-            "passes": [repr(one) for one in passes],
+            "passes": [repr(one) for one in self.options.pipeline],
             "candidates": [str(one) for one in space],
         }
         return Entry(where, self.program.name, about, self.log)

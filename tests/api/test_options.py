@@ -83,3 +83,27 @@ def test_how_long_to_tune_changes_no_schedule() -> None:
     assert first != second
     assert first.asked() == second.asked()
     assert first.asked() != rose_compiler.compile(iteration, memory_limit="1MiB")._options.asked()
+
+
+def test_a_misspelled_name_in_rose_passes_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ROSE_PASSES", "-hoits")
+    with pytest.raises(ConfigError, match="config-pass") as caught:
+        rose_compiler.compile(iteration)
+    assert "hoist" in str(caught.value)
+
+
+def test_a_name_misspelled_later_is_refused_before_anything_runs() -> None:
+    calls = []
+
+    def step(counts: list[int]) -> None:
+        counts.append(1)
+
+    fast = rose_compiler.compile(step)
+    with rose_compiler.knobs(passes="late,hoits"), pytest.raises(ConfigError, match="config-pass"):
+        fast(calls)
+    assert not calls
+    fast(calls)
+    assert calls
+    fast.close()

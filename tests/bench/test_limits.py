@@ -42,3 +42,4 @@ def test_trials_beside_other_load_are_run_again_as_often_as_told(
     scores = measure.abba({"a": step, "b": step}, 3, 0.0, again)
     assert len(ran) == trials
     assert scores.noisy == 6
+    assert scores.repeated == trials - 6

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,21 +124,94 @@ def test_a_copy_that_fails_is_an_error() -> None:
         measure.rates(["raise SystemExit(3)"])
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="needs /proc")
+NEEDS_PROC = pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="needs /proc")
+
+
+@NEEDS_PROC
 def test_work_of_a_child_is_not_taken_for_a_bystander() -> None:
     code = "import time\nwhile time.process_time() < 0.4: pass\nprint('done', flush=True); input()"
-    before = quiet._own_ticks()
+    before = quiet._Used.now().own
     child = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert child.stdout is not None
     child.stdout.readline()
-    alive = quiet._own_ticks() - before
+    alive = quiet._Used.now().own - before
     child.communicate(b"\n")
-    reaped = quiet._own_ticks() - before
+    reaped = quiet._Used.now().own - before
     # in ticks of 10 ms
     assert alive >= 35
     assert reaped >= 35
+
+
+@NEEDS_PROC
+def test_work_outside_the_tree_is_seen() -> None:
+    # the shell leaves its child to somebody else, and ends; run() waits for the pipe to close
+    code = "import time\nwhile time.process_time() < 0.3: pass"
+    before = quiet._Used.now()
+    subprocess.run(
+        ["sh", "-c", f'"{sys.executable}" -c "{code}" & exit'], stdout=subprocess.PIPE, check=True
+    )
+    time.sleep(0.05)
+    assert quiet._Used.now().others_since(before) >= 20
+
+
+class Machine:
+    """A `/proc` of made-up processes: number -> (parent, ran, reaped), in ticks."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.now = 0.0
+        monkeypatch.setattr(quiet, "_PROC", folder)
+        monkeypatch.setattr(quiet, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(quiet.os, "cpu_count", lambda: 2)
+        monkeypatch.setattr(quiet.os, "sysconf", lambda name: 100)
+        monkeypatch.setattr(quiet.os, "getpid", lambda: 7)
+
+    def at(
+        self, second: float, busy: int, processes: dict[int, tuple[int, int, int]], stolen: int = 0
+    ) -> None:
+        self.now = second
+        for entry in self.folder.glob("[0-9]*"):
+            shutil.rmtree(entry)
+        (self.folder / "stat").write_text(f"cpu  {busy - stolen} 0 0 0 0 0 0 {stolen} 0 0\n")
+        for pid, (parent, ran, reaped) in processes.items():
+            (self.folder / str(pid)).mkdir()
+            fields = [parent, *[0] * 9, ran, 0, reaped, 0, *[0] * 4, pid]
+            text = f"{pid} (a (name) of it) S {' '.join(map(str, fields))}\n"
+            (self.folder / str(pid) / "stat").write_text(text)
+
+
+def test_bystanders_are_seen_beside_a_tree_that_the_kernel_counts_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(tmp_path, monkeypatch)
+    machine.at(0.0, 1000, {1: (0, 5, 0), 7: (1, 100, 0), 8: (7, 50, 0), 9: (1, 300, 0)})
+    watch = quiet.Bystanders()
+    # 150 ticks of the cores were seen: 40 another's, 110 of the tree's, which really were 150
+    machine.at(1.0, 1150, {1: (0, 5, 0), 7: (1, 200, 0), 8: (7, 100, 0), 9: (1, 340, 0)})
+    assert watch.share() == pytest.approx(40 / 200)
+
+
+def test_what_only_the_cores_tell_of_counts_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(tmp_path, monkeypatch)
+    machine.at(0.0, 1000, {7: (1, 100, 0)})
+    watch = quiet.Bystanders()
+    machine.at(1.0, 1150, {7: (1, 200, 0)}, stolen=10)
+    assert watch.share() == pytest.approx(50 / 200)
+
+
+def test_processes_that_begin_and_end_meanwhile_are_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(tmp_path, monkeypatch)
+    machine.at(0.0, 0, {2: (1, 10, 100), 3: (2, 400, 0), 7: (1, 9, 30), 8: (7, 200, 0)})
+    watch = quiet.Bystanders()
+    # 3 has run 20 more and ended; 4 has begun; 8, of the tree, has ended
+    machine.at(1.0, 0, {2: (1, 11, 520), 4: (2, 5, 0), 7: (1, 19, 260)})
+    assert watch.share() == pytest.approx((1 + 20 + 5) / 200)
 
 
 def test_the_share_of_bystanders_is_a_share() -> None:
