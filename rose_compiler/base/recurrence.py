@@ -26,6 +26,9 @@ ROUNDED = frozenset(
 )
 FUNCTIONS = ARITHMETIC | COMPARISONS | LOGIC | SAME | ROUNDED | {"neg", "where", "float"}
 
+#: Columns that a new form of a recurrence is tried on beside another one, and what is left over.
+PROVEN = 64
+
 Kind = Literal["row", "input", "number", "carried", "call"]
 #: What an item is: a plain number, a tensor of the recurrence's type, of booleans, of another type.
 Type = Literal["number", "value", "bool", "other"]
@@ -75,8 +78,10 @@ class Recurrence:
     and nobody asks for the last. ``inplace`` are the carried values that keep the memory of their
     first tensor. ``named`` are globals of a module that are numbers, and the ones they must be.
     With ``bounds`` the operation's last three arguments are those of the loop, and must be these;
-    ``ends`` trips in front and behind then run as they are. ``bitwise`` asks for the bits of the
-    loop on every device. ``text`` shows it to a reader.
+    ``ends`` are trips in front and behind that are not like the others. ``bitwise`` asks for the
+    bits of the loop on every device. ``text`` shows it to a reader. ``parts``, where there are any,
+    are all trips in order: those at the ends as recurrences of one trip each, and those in between.
+    With ``arrays`` rows are those of numpy's arrays.
     """
 
     start: int
@@ -94,6 +99,8 @@ class Recurrence:
     ends: tuple[int, int] = (0, 0)
     bitwise: bool = False
     text: tuple[str, ...] = ()
+    parts: tuple[Recurrence, ...] = ()
+    arrays: bool = False
 
     @property
     def trips(self) -> range:
@@ -110,6 +117,11 @@ class Recurrence:
         """The inputs that rows are read from or stored to."""
         read = {i.source for i in self.items if i.kind == "row"}
         return tuple(sorted(read | {s.source for s in self.stores}))
+
+    def tried(self, size: int) -> int:
+        """Of rows of ``size`` elements as many as are computed both ways when a form is new: one
+        block and what is left over of the last one."""
+        return size if size <= 2 * PROVEN else PROVEN + size % PROVEN
 
     @property
     def exact(self) -> bool:

@@ -191,7 +191,9 @@ class _Checker(ast.NodeVisitor):
         if getattr(target, "__module__", None) == "time":
             return name in _CLOCKS
         owner = getattr(target, "__self__", None)
-        return owner in (datetime.datetime, datetime.date) and name in ("now", "utcnow", "today")
+        # by identity: an array compares its elements
+        of_dates = owner is datetime.datetime or owner is datetime.date
+        return of_dates and name in ("now", "utcnow", "today")
 
     def _timed_names(self) -> set[str]:
         """Variables whose value hangs on the clock."""

@@ -30,7 +30,7 @@ from rose_compiler.base.recurrence import (
 from rose_compiler.kernels import scan_scalar
 
 if TYPE_CHECKING:
-    from rose_compiler.kernels.scan import Given
+    from rose_compiler.kernels.scan_fit import Given
 
 Array = np.ndarray[Any, Any]
 
@@ -155,7 +155,7 @@ class _Run:
             self.given.carried[j].detach().numpy()[...] = self.carry[j]
             return self.given.handed[j]
         made = torch.from_numpy(np.array(self.carry[j], dtype=self.dtype))
-        return made.reshape(self.given.handed[j].shape)
+        return made.reshape(self.given.made_shape(j))
 
     # -- memory
 
@@ -202,7 +202,7 @@ class _Run:
             np.copyto(out, args[1], where=args[0])
         elif function in ROUNDED:
             _rounded(function, args, out)
-        elif function == "truediv" and item.args[0] in self.number:
+        elif function == "truediv" and item.args[0] in self.number and not self.of.arrays:
             # torch divides a number by a tensor as the product with the reciprocal
             np.divide(self.dtype(1), args[1], out)
             np.multiply(out, args[0], out)

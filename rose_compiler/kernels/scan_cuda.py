@@ -11,7 +11,7 @@ from rose_compiler.kernels import scan_triton
 from rose_compiler.kernels.functions import FUNCTIONS
 
 if TYPE_CHECKING:
-    from rose_compiler.kernels.scan import Given
+    from rose_compiler.kernels.scan_fit import Given
 
 Tensor = torch.Tensor
 
@@ -79,7 +79,7 @@ class _Run:
         if j in self.of.inplace:
             self.given.carried[j].copy_(made)
             return self.given.handed[j]
-        return made.clone().reshape(self.given.handed[j].shape)
+        return made.clone().reshape(self.given.made_shape(j))
 
     def _chain(self, step: Step) -> Tensor:
         shape = (self.trips, *self.given.shape)

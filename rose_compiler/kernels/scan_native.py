@@ -1,34 +1,41 @@
 """Pointwise recurrences on the CPU by one C function each, where the compiler's time is repaid.
 
 A recurrence begins on numpy (``scan_cpu``). Once it has spent as long there as compiling takes, a
-process beside this one compiles it; until that is done, and where it can't be, numpy goes on. The
-first trips of a new function are computed both ways, and it is used only if all bits are the same.
+process beside this one compiles it; until that is done, and where it can't be, numpy goes on. Some
+columns of the first trips of a new function are computed both ways, and it is used only if all bits
+are the same. Long rows are shared out among torch's threads, by the OpenMP that torch runs on.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
-from rose_compiler.base.recurrence import Recurrence
-from rose_compiler.kernels import native, scan_cpu
-from rose_compiler.kernels.scan_source import Layout, Text, text
+from rose_compiler.base.recurrence import PROVEN
+from rose_compiler.kernels import native, scan_arrays, scan_cpu
+from rose_compiler.kernels.scan_fit import extent, stored
+from rose_compiler.kernels.scan_source import BLOCK, Layout, Part, text
 
 if TYPE_CHECKING:
-    from rose_compiler.kernels.scan import Given
+    from rose_compiler.kernels.scan_fit import Given
 
 Results = tuple[torch.Tensor, ...]
 
 #: Seconds that a recurrence spends on numpy before it is compiled: what compiling takes.
 AFTER_S = 0.25
+#: Elements of all rows from which on threads share the columns, and the fewest that one takes.
+SHARED, LEAST = 1 << 18, 256
 
 
 @dataclass(frozen=True)
@@ -48,10 +55,14 @@ Tell = Callable[[Built], None]
 
 
 class _Kernel:
-    """One recurrence in one layout of its arguments, on its way from numpy to C."""
+    """Recurrences that go on from one another, in one layout of their arguments, on the way from
+    numpy to C."""
 
-    def __init__(self, form: Text | None) -> None:
-        self.form = form
+    def __init__(self, parts: tuple[Part, ...]) -> None:
+        self.form = form = text(parts)
+        spans = [n for of, _ in parts for n in (of.start, of.step, len(of.trips))]
+        self.spans = (ctypes.c_long * len(spans))(*spans)
+        self.trips = sum(len(of.trips) for of, _ in parts)
         self.lock = threading.Lock()
         self.spent = 0.0
         self.function: Any = None
@@ -79,7 +90,10 @@ class _Kernel:
             if library is not None:
                 function = library.run
                 function.restype = None
-                function.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_long] * 4
+                function.argtypes = [
+                    *([ctypes.c_void_p] * 7),
+                    *(ctypes.c_long, ctypes.c_long, ctypes.c_uint, ctypes.c_void_p),
+                ]
                 self.function = function
             return library is not None
         except native.NotBuilt as error:
@@ -90,7 +104,7 @@ class _Kernel:
             self.lock.release()
 
 
-_kernels: dict[tuple[Recurrence, Layout], _Kernel] = {}
+_kernels: dict[tuple[Part, ...], _Kernel] = {}
 
 
 def run(given: Given, name: str = "", tell: Tell | None = None) -> Results:
@@ -98,49 +112,124 @@ def run(given: Given, name: str = "", tell: Tell | None = None) -> Results:
 
     ``tell`` hears once of what was compiled, or why nothing was; ``name`` is the operation's.
     """
-    layout = _layout(given)
-    kernel = None if layout is None else _kernel(given.of, layout)
+    return together((given,), lambda: scan_cpu.run(given), name, tell)
+
+
+def together(
+    parts: tuple[Given, ...],
+    slow: Callable[[], tuple[Any, ...]],
+    name: str = "",
+    tell: Tell | None = None,
+) -> tuple[Any, ...]:
+    """Compute recurrences that go on from one another, the first one's ``handed`` in front;
+    ``slow`` does the same without what is compiled. ``name`` and ``tell`` as for :func:`run`."""
+    kernel = _kernel(parts)
     if kernel is None or kernel.form is None:
-        return scan_cpu.run(given)
+        return slow()
 
     def say(seconds: float, why: str) -> None:
         if tell is not None:
             tell(Built(name, seconds, why))
 
-    with torch.no_grad():
-        if kernel.ready(say):
+    if kernel.ready(say):
+        with torch.no_grad():
             if kernel.proven:
-                return _run(given, kernel)
-            return _proven(given, kernel, say)
+                return _run(parts, kernel)
+            return _proven(parts, kernel, slow, say)
     started = time.perf_counter()
-    made = scan_cpu.run(given)
+    made = slow()
     kernel.spent += time.perf_counter() - started
     return made
 
 
-def _kernel(of: Recurrence, layout: Layout) -> _Kernel:
-    found = _kernels.get((of, layout))
-    if found is None:
-        found = _kernels.setdefault((of, layout), _Kernel(text(of, layout)))
+def apart(parts: Sequence[Given]) -> bool:
+    """Whether what one part stores is read by others from the same place of the same tensor, or
+    not at all: columns are then computed one block after the other."""
+    if len(parts) == 1:
+        return True
+    inputs = [
+        (*extent(v, reach), v)
+        for g in parts
+        for v, reach in zip(g.inputs, g.fit.reach, strict=True)
+        if reach
+    ]
+    first = parts[0]
+    handed = list(map(extent, first.handed[: first.of.handed], first.fit.handed))
+    for g in parts:
+        for s in g.of.stores:
+            store = g.inputs[s.source]
+            low, high = extent(store, g.fit.reach[s.source])
+            for start, end, other in inputs:
+                same = other is store or (start, other.stride()) == (low, store.stride())
+                if low < end and start < high and not same:
+                    return False
+            low, high = stored(g.of, store, s.offset)
+            if any(low < end and start < high for start, end in handed):
+                return False
+    changed = [handed[j] for j in first.of.inplace]
+    return not any(a < end and start < b for a, b in changed for start, end, _ in inputs)
+
+
+def _kernel(parts: tuple[Given, ...]) -> _Kernel | None:
+    """What became of the recurrences in this layout; kept with the fit of the last one."""
+    kept = parts[-1].fit.kept
+    before = tuple(g.fit for g in parts[:-1])
+    known = kept.get("native")
+    if known is not None and known[0] == before:
+        found: _Kernel | None = known[1]
+        return found
+    layouts = [_layout(g) for g in parts]
+    found = None
+    if None not in layouts:
+        key = tuple((g.of, layout) for g, layout in zip(parts, layouts, strict=True) if layout)
+        found = _kernels.get(key)
+        if found is None:
+            found = _kernels.setdefault(key, _Kernel(key))
+    kept["native"] = before, found
     return found
 
 
-def _proven(given: Given, kernel: _Kernel, say: Callable[[float, str], None]) -> Results:
-    """Compute the trips by numpy and, apart, in C; the function is dropped if a bit differs."""
-    stored = {s.source: given.inputs[s.source].detach().clone() for s in given.of.stores}
-    native_made = _compute(given, kernel, stored)
-    made = scan_cpu.run(given)
+def _proven(
+    parts: tuple[Given, ...],
+    kernel: _Kernel,
+    slow: Callable[[], tuple[Any, ...]],
+    say: Callable[[float, str], None],
+) -> tuple[Any, ...]:
+    """Compute the trips without what was compiled and, apart, some columns in C; the function is
+    dropped if a bit differs."""
+    size = parts[0].shape_size
+    count = parts[0].of.tried(size)
+    buffers = {_place(b): b for g in parts for s in g.of.stores for b in (g.inputs[s.source],)}
+    into = {k: _columns_of(b, count).clone() for k, b in buffers.items()}
+    native_made = _compute(parts, kernel, into, count)
+    made = slow()
     assert kernel.build is not None
-    pairs = [(given.inputs[k].detach(), again) for k, again in stored.items()]
-    pairs += [(a.detach().reshape(-1), b) for a, b in zip(made, native_made, strict=True)]
+    pairs = [(_columns_of(buffers[k], count), again) for k, again in into.items()]
+    alike = True
+    final = map(scan_arrays.seen, made) if parts[0].of.arrays else made
+    for a, b, shape in zip(final, native_made, _shapes(parts), strict=True):
+        alike = alike and isinstance(a, torch.Tensor) and tuple(a.shape) == shape
+        if alike:
+            pairs.append((a.detach().reshape(-1)[:count], b))
     seconds = 0.0 if kernel.kept else kernel.build.seconds
-    if all(_same(a, b) for a, b in pairs):
+    if alike and all(_same(a, b) for a, b in pairs):
         kernel.proven = True
         say(seconds, "")
     else:
         kernel.build, kernel.function = None, None
         say(seconds, "what it computes differs from numpy")
     return made
+
+
+def _place(value: torch.Tensor) -> tuple[Any, ...]:
+    """Where a tensor lies; several may lie in one place."""
+    return value.data_ptr(), value.shape, value.stride()
+
+
+def _columns_of(buffer: torch.Tensor, count: int) -> torch.Tensor:
+    """The first columns of a tensor whose rows are dense, a view."""
+    detached = buffer.detach()
+    return detached.as_strided((buffer.shape[0], count), (buffer.stride(0), 1))
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -151,53 +240,101 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool((alike | (a.isnan() & b.isnan())).all())
 
 
-def _run(given: Given, kernel: _Kernel) -> Results:
-    of = given.of
-    made = _compute(given, kernel, {})
+def _shapes(parts: tuple[Given, ...]) -> list[tuple[int, ...]]:
+    last = parts[-1]
+    return [last.made_shape(j) for j in range(last.of.handed)]
+
+
+def _run(parts: tuple[Given, ...], kernel: _Kernel) -> Results:
+    last, first = parts[-1], parts[0]
+    of = last.of
+    made = _compute(parts, kernel, {}, first.shape_size)
     found: list[torch.Tensor] = []
-    for j in range(of.handed):
+    for j, shape in enumerate(_shapes(parts)):
         item = of.items[of.following[j]]
         if item.kind == "row":  # as in the loop, what it handed on last is that row itself
-            found.append(given.inputs[item.source][of.trips[-1] + item.offset])
+            found.append(last.inputs[item.source][of.trips[-1] + item.offset])
         elif j in of.inplace:
-            given.carried[j].detach().copy_(made[j].reshape(given.shape))
-            found.append(given.handed[j])
+            first.carried[j].detach().copy_(made[j].view(first.shape))
+            found.append(first.handed[j])
         else:
-            found.append(made[j].reshape(given.handed[j].shape))
+            found.append(made[j].view(shape))
     # autograd's check for changed tensors does not see C write
-    increment_version([t for s in of.stores if not (t := given.inputs[s.source]).is_inference()])
+    changed = {id(t): t for g in parts for s in g.of.stores for t in (g.inputs[s.source],)}
+    increment_version([t for t in changed.values() if not t.is_inference()])
     return tuple(found)
 
 
-def _compute(given: Given, kernel: _Kernel, stored: dict[int, torch.Tensor]) -> list[torch.Tensor]:
-    """Let the function run; the final carried values, flat. Stores go to ``stored``, by input, if
-    it has one for them."""
-    of, form = given.of, kernel.form
+def _compute(
+    parts: tuple[Given, ...], kernel: _Kernel, into: dict[tuple[Any, ...], torch.Tensor], size: int
+) -> list[torch.Tensor]:
+    """Let the function run over the first ``size`` columns; the final carried values of these.
+    Stores go to ``into``, by the place of the tensor, if it has one for them."""
+    form = kernel.form
     assert form is not None
-    rows = [stored.get(k, given.inputs[k]) for k in form.rows]
-    size = given.shape_size
-    own = np.float32 if given.dtype == torch.float32 else np.float64
-    numbers = [_number(given.fixed[k], own) for k in form.numbers]
-    columns = [_column(given.fixed[k], given.shape) for k in form.columns]
-    first = [c.detach().contiguous() for c in given.carried]
-    last = [torch.empty(size, dtype=given.dtype) for _ in range(of.handed)]
+    first, last = parts[0], parts[-1]
+    own = np.float32 if first.dtype == torch.float32 else np.float64
+    rows: list[torch.Tensor] = []
+    columns: list[torch.Tensor] = []
+    numbers: list[float] = []
+    for g, places in zip(parts, form.parts, strict=True):
+        given = [g.inputs[k] for k in places.rows]
+        rows += [into.get(_place(v), v) for v in given] if into else given
+        columns += [_column(g.fixed[k], g.shape) for k in places.columns]
+        numbers += [_number(g.fixed[k], own) for k in places.numbers]
+    handed = [
+        c.detach().contiguous() if isinstance(c, torch.Tensor) else None
+        for c in first.carried[: first.of.handed]
+    ]
+    made = [torch.empty(size, dtype=first.dtype) for _ in range(last.of.handed)]
+    threads, block = _shared(size, kernel.trips, size == first.shape_size)
     kernel.function(
         _pointers(rows),
         (ctypes.c_long * len(rows))(*(r.stride(0) for r in rows)),
         _pointers(columns),
         (ctypes.c_double * len(numbers))(*numbers),
-        _pointers(first),
-        _pointers(last),
-        of.start,
-        of.step,
-        len(of.trips),
+        _pointers(handed),
+        _pointers(made),
+        kernel.spans,
         size,
+        block,
+        threads,
+        _fork() if threads > 1 else None,
     )
-    return last
+    return made
 
 
-def _pointers(tensors: list[torch.Tensor]) -> Any:
-    return (ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors))
+def _shared(size: int, trips: int, whole: bool) -> tuple[int, int]:
+    """How many threads compute, and how many columns one takes at a time."""
+    if not whole:
+        return 1, PROVEN
+    threads = torch.get_num_threads() if size * trips >= SHARED and size >= 2 * LEAST else 1
+    if threads == 1 or not _fork():
+        return 1, BLOCK
+    block = -(-size // (2 * threads))
+    return min(threads, size // LEAST), min(BLOCK, max(LEAST, -(-block // 64) * 64))
+
+
+@lru_cache(maxsize=1)
+def _fork() -> int | None:
+    """``GOMP_parallel`` of the OpenMP that torch's own operations run on; None without one."""
+    paths: list[str] = []
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+            paths = [line.split(maxsplit=5)[-1].strip() for line in file if "omp" in line]
+    except OSError:
+        return None
+    own = os.path.dirname(os.path.dirname(torch.__file__))
+    # of several, the one that came with torch
+    for path in sorted(dict.fromkeys(paths), key=lambda p: not p.startswith(own)):
+        with suppress(OSError, AttributeError):
+            library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+            return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value
+    return None
+
+
+def _pointers(tensors: Sequence[torch.Tensor | None]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
 
 
 def _number(value: Any, own: Any) -> float:

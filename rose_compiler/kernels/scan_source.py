@@ -1,8 +1,8 @@
-"""The C text of a recurrence: one function that runs every trip, a block of columns at a time.
+"""The C text of recurrences: one function that runs every trip, a block of columns at a time.
 
 Each item of a trip becomes one statement, in the order and with the roundings of the loop. The
 carried values of a block stay in the first-level cache while all trips go over it, so buffers are
-read and written once.
+read and written once. Blocks are shared out among threads.
 """
 
 from __future__ import annotations
@@ -56,60 +56,144 @@ class Layout:
     fixed: tuple[tuple[int, bool], ...]
 
 
-@dataclass(frozen=True)
-class Text:
-    """The C text, and what the function is handed: inputs with rows, items by column, items that
-    are numbers, each in this order."""
+#: A recurrence and how its arguments lie.
+Part = tuple[Recurrence, Layout]
 
-    source: str
+
+@dataclass(frozen=True)
+class Places:
+    """What the function is handed for one part: inputs with rows, items by column, items that are
+    numbers, each in this order."""
+
     rows: tuple[int, ...]
     columns: tuple[int, ...]
     numbers: tuple[int, ...]
 
 
-@lru_cache(maxsize=256)
-def text(of: Recurrence, layout: Layout) -> Text | None:
-    """What to compile; ``None`` where a function has no form in C with the bits of torch.
+@dataclass(frozen=True)
+class Text:
+    """The C text, and what the function is handed, part by part."""
 
-    The function is ``run(rows, strides, columns, numbers, first, last, start, step, trips, size)``:
-    pointers to inputs with rows and the distance of their rows in elements, pointers to values by
-    column, numbers as doubles, pointers to carried values in front and behind.
+    source: str
+    parts: tuple[Places, ...]
+
+
+_HEAD = """\
+typedef struct {
+  char *const *rows; const long *strides; char *const *columns; const double *numbers;
+  char *const *first; char *const *last; const long *spans;
+  long size, block, next; unsigned mode;
+} job;
+typedef void (*fork_t)(void (*)(void *), void *, unsigned, unsigned);
+static void work(void *given) {
+  job *const j = given;
+  char *const *const rows = j->rows;
+  const long *const strides = j->strides;
+  char *const *const columns = j->columns;
+  const double *const numbers = j->numbers;
+#ifdef __SSE__
+  const unsigned before = __builtin_ia32_stmxcsr();
+  if (before != j->mode) __builtin_ia32_ldmxcsr(j->mode);
+#endif
+"""
+_TAIL = """\
+#ifdef __SSE__
+  if (before != j->mode) __builtin_ia32_ldmxcsr(before);
+#endif
+}
+void run(char *const *rows, const long *strides, char *const *columns, const double *numbers,
+         char *const *first, char *const *last, const long *spans, long size, long block,
+         unsigned threads, fork_t fork) {
+  job j = {rows, strides, columns, numbers, first, last, spans, size, block, 0, 0};
+#ifdef __SSE__
+  j.mode = __builtin_ia32_stmxcsr();
+  if (threads > 1) { fork(work, &j, threads, 0); return; }
+#endif
+  work(&j);
+}
+"""
+
+
+@lru_cache(maxsize=256)
+def text(parts: tuple[Part, ...]) -> Text | None:
+    """What to compile for recurrences that go on from one another; ``None`` where a function has
+    no form in C with the bits of torch.
+
+    The function is ``run(rows, strides, columns, numbers, first, last, spans, size, block, threads,
+    fork)``: pointers to inputs with rows and the distance of their rows in elements, pointers to
+    values by column, numbers as doubles, part by part; pointers to carried values in front and
+    behind; start, step and trips of each part. Blocks of ``block`` columns, :data:`BLOCK` at most,
+    are taken by as many threads, which ``fork`` starts as OpenMP's ``GOMP_parallel`` does; all
+    compute in the caller's mode of rounding and of subnormal numbers.
     """
-    if any(t not in _C_TYPES for _, t in layout.rows) or not _forms(of, layout):
-        return None
+    for of, layout in parts:
+        if any(t not in _C_TYPES for _, t in layout.rows) or not _forms(of, layout):
+            return None
+    (first, layout), (last, _) = parts[0], parts[-1]
     own = _C_TYPES[layout.dtype]
+    lines = [f"  {own} c{j}[{BLOCK}];" for j in range(last.handed)]
+    lines += [
+        "  for (;;) {",
+        "    const long b = __atomic_fetch_add(&j->next, j->block, __ATOMIC_RELAXED);",
+        "    if (b >= j->size) break;",
+        "    const long m = j->size - b < j->block ? j->size - b : j->block;",
+    ]
+    for k in sorted({i.source for i in first.items if i.kind == "carried"} - _seeded(first)):
+        lines.append(f"    for (long i = 0; i < m; i++) c{k}[i] = (({own} *)j->first[{k}])[b + i];")
+    places: list[Places] = []
+    for n, (of, layout) in enumerate(parts):
+        at = tuple(sum(len(getattr(p, f)) for p in places) for f in ("rows", "columns", "numbers"))
+        made = _part(of, layout, own, n, at)
+        places.append(made[0])
+        lines += ["    {", *(f"      {line}" for line in made[1]), "    }"]
+    for k in range(last.handed):
+        lines.append(f"    for (long i = 0; i < m; i++) (({own} *)j->last[{k}])[b + i] = c{k}[i];")
+    lines.append("  }")
+    return Text(_HEAD + "\n".join(lines) + "\n" + _TAIL, tuple(places))
+
+
+def _seeded(of: Recurrence) -> set[int]:
+    return set(range(of.handed, len(of.following)))
+
+
+def _part(
+    of: Recurrence, layout: Layout, own: str, number: int, at: tuple[int, ...]
+) -> tuple[Places, list[str]]:
+    """The trips of one part over a block of columns; its arrays begin at ``at`` of the caller's."""
     whole = "int" if own == "float" else "long long"  # truth values as wide as the numbers
-    fixed = dict(layout.fixed)
-    types = dict(layout.rows)
+    fixed, types = dict(layout.fixed), dict(layout.rows)
     rows = tuple(sorted(types))
     columns = tuple(k for k, by_column in layout.fixed if by_column)
     numbers = tuple(k for k, by_column in layout.fixed if not by_column)
-    carried = range(len(of.following))
 
     def c_type(k: int) -> str:
         return whole if layout.kinds[k] == "bool" else own
 
-    lines = [
-        "void run(char *const *rows, const long *strides, char *const *columns,",
-        "         const double *numbers, char *const *first, char *const *last,",
-        "         long start, long step, long trips, long size) {",
-        *(f"  {own} c{j}[{BLOCK}];" for j in carried),
-        *(f"  const {c_type(k)} v{k} = ({c_type(k)})numbers[{n}];" for n, k in enumerate(numbers)),
-        f"  for (long b = 0; b < size; b += {BLOCK}) {{",
-        f"    const long m = size - b < {BLOCK} ? size - b : {BLOCK};",
-    ]
+    def row(source: int, offset: int) -> str:
+        n = at[0] + rows.index(source)
+        return f"({_C_TYPES[types[source]]} *)rows[{n}] + (t + {offset}) * strides[{n}] + b"
+
+    start, step, trips = (f"j->spans[{3 * number + k}]" for k in range(3))
+    lines = []
+    for n, k in enumerate(numbers):
+        lines.append(f"const {c_type(k)} v{k} = ({c_type(k)})numbers[{at[2] + n}];")
     for n, k in enumerate(columns):
         held = "unsigned char" if layout.kinds[k] == "bool" else own
-        lines.append(f"    const {held} *q{k} = (const {held} *)columns[{n}] + b;")
-    for j in carried:
-        lines.append(f"    for (long i = 0; i < m; i++) c{j}[i] = (({own} *)first[{j}])[b + i];")
-    lines += ["    for (long k = 0; k < trips; k++) {", "      const long t = start + k * step;"]
+        lines.append(f"const {held} *q{k} = (const {held} *)columns[{at[1] + n}] + b;")
+    for k in sorted(_seeded(of)):
+        source, offset = of.seeds[k - of.handed]
+        lines += [
+            f"{own} c{k}[{BLOCK}];",
+            f"{{ const long t = {start}; const {own} *s = {row(source, offset)};",
+            f"  for (long i = 0; i < m; i++) c{k}[i] = s[i]; }}",
+        ]
+    lines.append(f"for (long k = 0; k < {trips}; k++) {{")
+    lines.append(f"  const long t = {start} + k * {step};")
     places = {(i.source, i.offset) for i in of.items if i.kind == "row"}
     places |= {(s.source, s.offset) for s in of.stores}
     for source, offset in sorted(places):
-        n, held = rows.index(source), _C_TYPES[types[source]]
-        at = f"({held} *)rows[{n}] + (t + {offset}) * strides[{n}] + b"
-        lines.append(f"      {held} *{_place(source, offset)} = {at};")
+        held = _C_TYPES[types[source]]
+        lines.append(f"  {held} *{_place(source, offset)} = {row(source, offset)};")
     # no two trips of the inner loop touch the same memory: what is stored is read nowhere else
     lines += [
         "#if defined(__clang__)",
@@ -117,28 +201,25 @@ def text(of: Recurrence, layout: Layout) -> Text | None:
         "#else",
         "#pragma GCC ivdep",
         "#endif",
-        "      for (long i = 0; i < m; i++) {",
+        "  for (long i = 0; i < m; i++) {",
     ]
     for k, item in enumerate(of.items):
         if k in fixed:
             if fixed[k]:
-                lines.append(f"        const {c_type(k)} v{k} = q{k}[i];")
+                lines.append(f"    const {c_type(k)} v{k} = q{k}[i];")
             continue
         if item.kind == "row":
             kept = _C_TYPES[types[item.source]] if layout.kinds[k] == "other" else c_type(k)
-            lines.append(f"        const {kept} v{k} = {_place(item.source, item.offset)}[i];")
+            lines.append(f"    const {kept} v{k} = {_place(item.source, item.offset)}[i];")
         elif item.kind == "carried":
-            lines.append(f"        const {own} v{k} = c{item.source}[i];")
+            lines.append(f"    const {own} v{k} = c{item.source}[i];")
         elif item.kind == "call" and layout.kinds[k] != "other":
-            made = _call(item.function, item.args, layout, own)
-            lines.append(f"        const {c_type(k)} v{k} = {made};")
-    lines += [f"        {_place(s.source, s.offset)}[i] = v{s.value};" for s in of.stores]
-    lines += [f"        c{j}[i] = v{k};" for j, k in enumerate(of.following)]
-    lines += ["      }", "    }"]
-    for j in range(of.handed):
-        lines.append(f"    for (long i = 0; i < m; i++) (({own} *)last[{j}])[b + i] = c{j}[i];")
-    lines += ["  }", "}", ""]
-    return Text("\n".join(lines), rows, columns, numbers)
+            made = _call(item.function, item.args, layout, own, of.arrays)
+            lines.append(f"    const {c_type(k)} v{k} = {made};")
+    lines += [f"    {_place(s.source, s.offset)}[i] = v{s.value};" for s in of.stores]
+    lines += [f"    c{j}[i] = v{k};" for j, k in enumerate(of.following)]
+    lines += ["  }", "}"]
+    return Places(rows, columns, numbers), lines
 
 
 def _place(source: int, offset: int) -> str:
@@ -165,9 +246,9 @@ def _forms(of: Recurrence, layout: Layout) -> bool:
     return True
 
 
-def _call(function: str, args: tuple[int, ...], layout: Layout, own: str) -> str:
+def _call(function: str, args: tuple[int, ...], layout: Layout, own: str, arrays: bool) -> str:
     names = [f"v{a}" for a in args]
-    if function == "truediv" and layout.kinds[args[0]] == "number":
+    if function == "truediv" and layout.kinds[args[0]] == "number" and not arrays:
         # torch divides a number by a tensor as the product with the reciprocal
         return f"(({own})1 / {names[1]}) * {names[0]}"
     if function in _INFIX:

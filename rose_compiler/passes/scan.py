@@ -52,8 +52,8 @@ class Scan(Pass):
             except ValueError as stop:
                 rewrite.missed(loop.node, Blocker("unsupported-shape", str(stop)))
                 return
-            count = len(found.of.trips)
-            apart = found.before + found.after
+            count = len(found.trips if found.of.parts else found.of.trips)
+            apart = len(found.trips) - count
             more = f", {apart} more as they stand" if apart else ""
             rewrite.applied(loop.node, f"{count} trips of {loop.label} at once{more}")
             _replace(loop, found, op, rewrite)
@@ -62,11 +62,11 @@ class Scan(Pass):
 def _replace(loop: LoopView, found: Match, op: Op, rewrite: Rewriter) -> None:
     """Put the operation, and the trips at the ends, in the place of the loop."""
     carried: tuple[Value, ...] = loop.carried_init
-    fixed = found.of.bounds is None
-    before, _, behind = found.parts if fixed else ((), (), ())
+    computed = found.of.bounds is not None
+    before, _, behind = ((), (), ()) if computed or found.of.parts else found.thirds
     for t in before:
         carried = _trip(loop, t, carried, rewrite)
-    bounds: tuple[Value, ...] = () if fixed else loop.bounds
+    bounds: tuple[Value, ...] = loop.bounds if computed else ()
     calls = (n for n in loop.graph.nodes if n.op == "call_function")
     like = next(n for n in calls if not is_item(n) and not is_call(n, STATE))
     picked = loop.result(0)
@@ -113,12 +113,15 @@ def _trip(
 
 
 def _operation(loop: LoopView, found: Match, rewrite: Rewriter) -> Op:
-    """The operation that computes the steady trips, or all where their number was computed.
+    """The operation that computes the steady trips, or all where their number was computed or
+    those at the ends are recurrences too.
 
     Raises:
         ValueError: when the body's trips can't be run by themselves.
     """
-    trips = found.parts[1] if found.of.bounds is None else None
+    trips: range | None = found.trips if found.of.parts else found.thirds[1]
+    if found.of.bounds is not None:
+        trips = None
     name = rewrite.program.ops.fresh(f"scan_{loop.label}")
     body = bodies.copied(loop.body, rewrite.program, {}, rewrite.pass_name)
     given = [n.name for n in (*loop.carried, *loop.captured_params)]

@@ -7,6 +7,7 @@ import builtins
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from rose_compiler.passes.scan_trip import (
@@ -22,7 +23,7 @@ from rose_compiler.passes.scan_trip import (
     other_form,
 )
 
-#: Functions of torch by what a recurrence calls them, and how many arguments they take.
+#: Functions of torch and numpy by what a recurrence calls them, and how many arguments they take.
 _TORCH: dict[Any, tuple[str, int]] = {
     torch.add: ("add", 2),
     torch.sub: ("sub", 2),
@@ -40,6 +41,18 @@ _TORCH: dict[Any, tuple[str, int]] = {
     torch.logical_not: ("invert", 1),
     torch.clone: ("clone", 1),
 }
+_NUMPY: dict[Any, tuple[str, int]] = {
+    np.add: ("add", 2),
+    np.subtract: ("sub", 2),
+    np.multiply: ("mul", 2),
+    np.divide: ("truediv", 2),
+    np.negative: ("neg", 1),
+    np.where: ("where", 3),
+    np.logical_and: ("and_", 2),
+    np.logical_or: ("or_", 2),
+    np.logical_not: ("invert", 1),
+    np.copy: ("clone", 1),
+}
 _METHODS = {
     "add": ("add", 2),
     "sub": ("sub", 2),
@@ -55,6 +68,7 @@ _METHODS = {
     "clone": ("clone", 1),
     "detach": ("detach", 1),
     "float": ("float", 1),
+    "copy": ("clone", 1),
 }
 _OPERATORS: dict[type, str] = {
     ast.Add: "add",
@@ -238,7 +252,8 @@ class Statements:
         base = self.of(node.value)
         if isinstance(base, Path):
             return Path(base.argument, (*base.names, node.attr))
-        if isinstance(base, Global) and getattr(base.found, "__name__", "").startswith("torch"):
+        known = ("torch", "numpy")
+        if isinstance(base, Global) and getattr(base.found, "__name__", "").startswith(known):
             return Global(getattr(base.found, node.attr, None))
         raise other_form(f"`{ast.unparse(node)}` is not followed")
 
@@ -293,7 +308,8 @@ class Statements:
         function = self.of(node.func)
         found = function.found if isinstance(function, Global) else None
         name = getattr(found, "__name__", ast.unparse(node.func))
-        told = _TORCH.get(found) if _hashable(found) else None
+        told = _TORCH.get(found, _NUMPY.get(found)) if _hashable(found) else None
+        self.trip.arrays |= told is not None and found in _NUMPY
         if found is torch.clamp:
             name = "clamp"
         return self._function(name, told, args, named, node)
@@ -306,6 +322,8 @@ class Statements:
         named: dict[str | None, ast.expr],
         node: ast.Call,
     ) -> Symbol:
+        if name == "astype" and args[1:] == [Global(np.float32)] and not named:
+            return self.trip.call("float", args[0])
         if name == "clamp" and args:
             return self._clamped(args, named, node)
         if told is not None and len(args) == told[1] and not named:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.fx as fx
 
@@ -98,33 +99,48 @@ class Known:
             raise LookupError(str(node))
         return self.deps.program.objects[state]
 
-    def check(self, found: Recurrence) -> None:
-        """Refuse types, shapes and devices that would not fit, as far as they are known.
+    def check(self, found: Recurrence, numpy: bool = False) -> bool:
+        """Refuse types, shapes and devices that would not fit, as far as they are known; whether
+        rows are those of numpy's arrays. ``numpy``: functions of numpy are called.
 
         Raises:
             NotScan: when one does not.
         """
         given = [self._spec(Path(i.argument, i.path)) for i in found.inputs]
         last = [facts.get(n).spec for n in self.loop.carried_next if isinstance(n, fx.Node)]
-        tensors = [s for s in (*given, *last) if s is not None and s.kind == "tensor"]
+        tensors = [s for s in (*given, *last) if s is not None and s.kind in ("tensor", "array")]
+        arrays = any(s.kind == "array" for s in tensors)
+        if any(s.kind == "tensor" for s in tensors) == arrays and tensors:
+            raise other_form("arrays and tensors meet")
+        if numpy and not arrays:
+            raise other_form("functions of numpy compute with tensors")
         self._rows(found, given)
         floats = {s.dtype for s in tensors if "float" in s.dtype}
         if len(floats) > 1 or floats - set(_FLOATS):
             raise other_form(f"it computes with {' and '.join(sorted(floats))}")
+        if arrays and not found.exact:
+            raise other_form("numpy's last bits of what it computes may be others")
+        if arrays and (found.inplace or any(i.function == "where" for i in found.items)):
+            shapes = [given[k].shape for k in found.touched if given[k] is not None]  # type: ignore[union-attr]
+            if any(len(shape) < 2 for shape in shapes):
+                raise other_form("rows are numbers, which are not changed in place or picked")
         if len({s.device for s in tensors}) > 1:
             raise other_form("its tensors lie on several devices")
-        if any(s.device.partition(":")[0] not in _DEVICES for s in tensors):
+        if arrays:
+            pass
+        elif any(s.device.partition(":")[0] not in _DEVICES for s in tensors):
             raise other_form(f"there is no form for {tensors[0].device}", "not-available")
         if floats and None not in given:
             own = floats.pop()
             types(found, [_type(s, own) for s in given if s is not None])
+        return arrays
 
     def _rows(self, found: Recurrence, given: Sequence[Spec | None]) -> None:
         rows = {i.source for i in found.items if i.kind == "row"} | {s.source for s in found.stores}
         shapes = set()
         for k in rows:
             spec = given[k]
-            if spec is not None and spec.kind != "tensor":
+            if spec is not None and spec.kind not in ("tensor", "array"):
                 raise other_form(f"rows are those of a {spec.type_name}, and no tensor's")
             if spec is not None:
                 shapes.add(spec.shape[1:])
@@ -142,6 +158,8 @@ class Known:
         except (LookupError, AttributeError):
             return None
         name = f"{type(found).__module__}.{type(found).__qualname__}"
+        if isinstance(found, np.ndarray):
+            return Spec("array", name, tuple(found.shape), str(found.dtype))
         if not isinstance(found, torch.Tensor):
             return Spec("scalar" if type(found) in (int, float) else "object", name)
         dtype = str(found.dtype).removeprefix("torch.")
@@ -149,7 +167,9 @@ class Known:
 
 
 def _type(spec: Spec, own: str) -> Type:
-    if spec.kind != "tensor":
+    if spec.type_name in ("numpy.float32", "numpy.float64"):
+        return "value" if spec.type_name.endswith(own) else "other"
+    if spec.kind not in ("tensor", "array"):
         plain = spec.type_name in ("builtins.int", "builtins.float")
         return "number" if plain else "other"
     if spec.dtype == own:

@@ -15,7 +15,7 @@ from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import bodies, facts
 from rose_compiler.ir.deps import Dependences, place, title
 from rose_compiler.ir.effects import parse_entry, related
-from rose_compiler.ir.ops import STATE
+from rose_compiler.ir.ops import STATE, UNBOUND
 from rose_compiler.ir.program import LoopView, is_call, is_item, is_structure, op_of
 from rose_compiler.passes.scan_eval import Statements, outputs_of
 from rose_compiler.passes.scan_known import Known
@@ -42,7 +42,7 @@ class Match:
     after: int
 
     @property
-    def parts(self) -> tuple[range, range, range]:
+    def thirds(self) -> tuple[range, range, range]:
         """The trips in front, those at once, those behind."""
         end = len(self.trips) - self.after
         return self.trips[: self.before], self.trips[self.before : end], self.trips[end:]
@@ -148,9 +148,9 @@ class _Matcher:
         self._conflicts(trip, trips.step)
         for last in self.loop.carried_next:
             spec = facts.get(last).spec if isinstance(last, fx.Node) else None
-            if spec is not None and spec.kind != "tensor":
+            if spec is not None and not _has_rows(spec):
                 raise other_form(f"what is carried is no tensor, but a {spec.type_name}")
-        if before == 0 and not self._starts_as_it_goes_on():
+        if before == 0 and not all(map(self._begins_alike, range(len(self.loop.carried)))):
             before = 1
         if before + after > ENDS or len(trips) - before - after < LEAST:
             raise other_form(f"its tests set {before + after} of {len(trips)} trips apart")
@@ -159,22 +159,52 @@ class _Matcher:
         if not found.following:
             raise other_form("nothing goes on from trip to trip")
         arrange(found)
-        self.known.check(found)
+        found = replace(found, arrays=self.known.check(found, trip.arrays))
         names = [_label(p) for p in self.arguments]
-        found = replace(found, text=tuple(shown(found, names)))
-        if any(type(b) is not int for b in self.loop.bounds):
-            bounds = trips.start, trips.stop, trips.step
-            found = replace(found, bounds=bounds, ends=(before, after))
+        parts = self._parts(trips, found, before, after)
+        text = [line for part in parts or (found,) for line in shown(part, names)]
+        found = replace(found, text=tuple(text), parts=parts)
+        computed = any(type(b) is not int for b in self.loop.bounds)
+        if computed:
+            found = replace(found, bounds=(trips.start, trips.stop, trips.step))
+        if computed or parts:
+            found = replace(found, ends=(before, after))
         return Match(found, trips, before, after)
+
+    def _parts(
+        self, trips: range, middle: Recurrence, before: int, after: int
+    ) -> tuple[Recurrence, ...]:
+        """All trips as recurrences that go on from one another, those at the ends with one trip
+        each; none where there are no such trips, or one can't be followed."""
+        ends = (*range(before), *range(len(trips) - after, len(trips)))
+        if not ends or any(isinstance(v, type(UNBOUND)) for v in self.loop.carried_init):
+            return ()
+        made: list[Recurrence] = []
+        try:
+            for k in ends:
+                trip = Trip(self.known.live, trips[k])
+                following = self._follow(trip, first=k == 0)
+                if any(index.at(trips[k]) < 0 for index in trip.negative):
+                    return ()
+                self._conflicts(trip, trips.step)
+                found = trip.recurrence(trips[k : k + 1], following)
+                made.append(replace(found, arrays=middle.arrays))
+                arrange(made[-1])
+        except NotScan:
+            self.where = self.loop.node
+            return ()
+        return (*made[:before], middle, *made[before:])
 
     # -- one trip
 
-    def _follow(self, trip: Trip) -> tuple[int, ...]:
-        """Follow a trip's statements; the items of the next carried values."""
+    def _follow(self, trip: Trip, first: bool = False) -> tuple[int, ...]:
+        """Follow a trip's statements; the items of the next carried values. On the ``first`` one
+        what a carried value begins with may be no value of the others' type."""
         known: dict[fx.Node, Any] = {self.loop.index: Index(1, 0)}
         count = len(self.loop.carried)
         for k, param in enumerate(self.arguments):
-            known[param] = _Carried(k) if k < count else Path(k)
+            other = k >= count or (first and not self._begins_alike(k))
+            known[param] = Path(k) if other else _Carried(k)
         for node in self.loop.graph.nodes:
             if node.op != "call_function":
                 continue
@@ -287,19 +317,22 @@ class _Matcher:
         names = [f"%{d.name}{below}" for d in scope.definers(param)]
         return [*scope.aliases(param), *names]
 
-    def _starts_as_it_goes_on(self) -> bool:
-        """Whether what the first trip is handed is of the type that the others are."""
-        for init, last in zip(self.loop.carried_init, self.loop.carried_next, strict=True):
-            before = facts.get(init).spec if isinstance(init, fx.Node) else None
-            after = facts.get(last).spec if isinstance(last, fx.Node) else None
-            if not isinstance(init, fx.Node):
-                return False
-            if before is None or after is None:
-                continue
-            if (before.kind, before.shape) != (after.kind, after.shape):
-                return False
-            if before.dtype != after.dtype:
-                raise other_form(f"what is carried changes from {before.dtype} to {after.dtype}")
+    def _begins_alike(self, k: int) -> bool:
+        """Whether what the first trip is handed of a carried value is of the type that the others
+        are handed."""
+        init, last = self.loop.carried_init[k], self.loop.carried_next[k]
+        if not isinstance(init, fx.Node):
+            return False
+        before = facts.get(init).spec
+        after = facts.get(last).spec if isinstance(last, fx.Node) else None
+        if before is None or after is None:
+            return True
+        if (before.kind, before.shape) != (after.kind, after.shape):
+            return False
+        if before.kind == "scalar" and before.type_name != after.type_name:
+            return False
+        if before.dtype != after.dtype:
+            raise other_form(f"what is carried changes from {before.dtype} to {after.dtype}")
         return True
 
 
@@ -324,6 +357,11 @@ def _part(symbol: Symbol, position: Any) -> Symbol:
         found: Symbol = symbol.items[position]
         return found
     raise other_form("a part of a value is picked")
+
+
+def _has_rows(spec: facts.Spec) -> bool:
+    """Whether a value is a tensor or an array, or what a row of an array of one axis is."""
+    return spec.kind in ("tensor", "array") or spec.type_name in ("numpy.float32", "numpy.float64")
 
 
 def _label(param: fx.Node) -> str:

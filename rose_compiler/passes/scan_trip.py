@@ -91,6 +91,7 @@ class Trip:
         self.negative: list[Index] = []  # indices that must not be negative
         self.inplace: set[int] = set()  # carried values whose own memory is changed
         self.changes = 0  # how often that has happened
+        self.arrays = False  # functions of numpy are called
         self._gone: set[int] = set()  # items whose tensor holds something else by now
         self._memory: dict[int, int] = {}  # items in the memory of a carried value
         self._known: dict[tuple[Item, type], int] = {}

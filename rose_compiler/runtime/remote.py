@@ -142,11 +142,15 @@ class ShardTask(Task):
         self.done = True
         lane._running = None
         if lane.spans is not None:
+            ended = perf_counter()
             told = self.shard.times() if lane._timed is self.shard else None
-            span = Span("step", lane.name, self.start, perf_counter(), site=self.site)
-            if told is not None:
-                start, end, cpu = told
-                span = replace(span, cpu_s=cpu, issue_s=self.start, ran_s=(start, end))
+            span = Span(
+                *("step", lane.name, self.start, ended),
+                site=self.site,
+                cpu_s=None if told is None else told[2],
+                issue_s=None if told is None else self.start,
+                ran_s=None if told is None else told[:2],
+            )
             lane.spans.append(span)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch.fx as fx
 
 from rose_compiler.base.errors import SourceLocation
+from rose_compiler.base.recurrence import Recurrence
 from rose_compiler.base.sizes import show_bytes
 from rose_compiler.ir import facts
 from rose_compiler.ir.facts import Spec
@@ -142,6 +143,9 @@ class _Adder:
                 place = next((n for n, _ in _places(spec)), PROCESS)
                 where = facts.get(node).origin.where
                 yield Piece(f"inside {node.name}", inside, since, place, True, 0, where)
+        recurrence = op_of(node).attributes.get("recurrence")
+        if isinstance(recurrence, Recurrence):
+            yield _tried(node, recurrence, since)
         if versions := self._versions(node):
             what = f"{node.name}, kept {'a trip' if versions == 1 else f'{versions} trips'} longer"
             yield _piece(node, what, spec, versions, since)
@@ -289,6 +293,21 @@ def _piece(node: fx.Node, what: str, spec: Spec | None, count: float, since: str
     arrays = round(_arrays(spec) * count)
     place = next((name for name, _ in parts), PROCESS)
     return Piece(what, total, since, place, False, arrays, where)
+
+
+def _tried(node: fx.Node, of: Recurrence, since: str) -> Piece:
+    """What a recurrence stores for the columns that are computed both ways, once, when it was
+    compiled."""
+    rows = [s for n in (node, *node.users) if (s := facts.get(n).spec) is not None and s.dtype]
+    place, row = next(iter(_places(rows[0] if rows else None)), (PROCESS, 0))
+    if place != PROCESS:
+        return Piece("", 0, since, place)
+    size = math.prod(rows[0].shape) if rows else 0
+    trips = len(of.trips) + sum(of.ends)
+    count = len({part.inputs[s.source] for part in of.parts or (of,) for s in part.stores})
+    bytes_ = count * trips * (row // max(1, size)) * of.tried(size)
+    what = f"columns of {node.name} computed both ways, once"
+    return Piece(what, bytes_, since, place, True, 0, facts.get(node).origin.where)
 
 
 def _arrays(spec: Spec | None) -> int:

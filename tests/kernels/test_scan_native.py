@@ -144,7 +144,7 @@ def test_every_function(dtype, size, seed) -> None:
     again = copies(args)
     expected = one_by_one(of, again)
     with torch.no_grad():
-        found = scan_native._run(fitted, kernel)
+        found = scan_native._run((fitted,), kernel)
     for a, b in zip((*expected, *again), (*found, *args), strict=True):
         assert alike(a, b)
 
@@ -166,7 +166,8 @@ def kernel_of(fitted: scan.Given) -> scan_native._Kernel:
     layout = scan_native._layout(fitted)
     assert layout is not None
     if (fitted.of, layout) not in _built:
-        kernel = scan_native._kernel(fitted.of, layout)
+        kernel = scan_native._kernel((fitted,))
+        assert kernel is not None
         assert kernel.build is not None
         if kernel.function is None:
             kernel.looked = True
@@ -275,6 +276,63 @@ def test_little_work_is_not_compiled(monkeypatch) -> None:
     for _ in range(3):
         scan.run(of, arguments((5,)))
     assert not started
+
+
+# -- long rows
+
+
+def shares(monkeypatch) -> list[int]:
+    """Threads share short rows too; how many did, call by call."""
+    found: list[int] = []
+    original = scan_native._shared
+    monkeypatch.setattr(scan_native, "SHARED", 1)
+    monkeypatch.setattr(scan_native, "LEAST", 64)
+
+    def watched(*args: Any) -> tuple[int, int]:
+        found.append(original(*args)[0])
+        return original(*args)
+
+    monkeypatch.setattr(scan_native, "_shared", watched)
+    return found
+
+
+@pytest.mark.skipif(scan_native._fork() is None, reason="torch has no OpenMP here")
+@pytest.mark.parametrize("size", [128, 1000, 2050])
+def test_threads_share_long_rows(size, monkeypatch, no_numpy) -> None:
+    seen, before = shares(monkeypatch), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        check(FORMS[0], arguments((size,)), no_numpy)
+        check(FORMS[2], hard(arguments((size,)), 1), no_numpy)
+    finally:
+        torch.set_num_threads(before)
+    assert max(seen) == 2
+
+
+@pytest.mark.skipif(scan_native._fork() is None, reason="torch has no OpenMP here")
+def test_threads_flush_to_zero_as_their_caller_does(monkeypatch, no_numpy) -> None:
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor can't flush subnormal numbers")
+    seen, before = shares(monkeypatch), torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        args = arguments((1000,))
+        args[1][:] = 1e-41
+        check(FORMS[0], args, no_numpy)
+    finally:
+        torch.set_flush_denormal(False)
+        torch.set_num_threads(before)
+    assert max(seen) == 2
+
+
+def test_one_thread_is_obeyed(monkeypatch, no_numpy) -> None:
+    seen, before = shares(monkeypatch), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        check(gae(), arguments((1000,)), no_numpy)
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {1}
 
 
 # -- on disk

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -114,3 +115,41 @@ def both_ends(buf: Any, k: Any, value: Tensor, done: Tensor) -> Any:
 
 
 LOOPS = (any_length, both_ends, cleanrl, shifted, returns, through_a_buffer, vtrace, episodes)
+
+
+def in_numpy(buf: Any, k: Any, value: Any, done: Any) -> Any:
+    """Advantages over numpy's arrays, of one axis or more."""
+    advantages = np.zeros_like(buf.rewards)
+    last: Any = 0.0
+    for t in reversed(range(T)):
+        if t == T - 1:
+            alive = 1.0 - done
+            following = value
+        else:
+            alive = 1.0 - buf.dones[t + 1]
+            following = buf.values[t + 1]
+        delta = buf.rewards[t] + k.gamma * following * alive - buf.values[t]
+        last = delta + k.gamma * k.lam * alive * last
+        advantages[t] = last
+    return advantages, advantages + buf.values, last
+
+
+def divided(buf: Any, k: Any, value: Any, done: Any) -> Any:
+    """Masks by ``where``, a number over an array, and a mask of booleans as numbers."""
+    ret = value.copy()
+    for t in range(T - 1, -1, -1):
+        ret = np.where(buf.mask[t], value, k.gamma * ret + k.lam / buf.more[t])
+        ret = ret - buf.mask[t].astype(np.float32) * buf.values[t]
+        buf.out[t] = ret
+    return ret
+
+
+def summed(buf: Any, k: Any, value: Any, done: Any) -> Any:
+    """In place, and what is handed on is a row."""
+    total = value.copy()
+    before = value
+    for t in range(T):
+        total += buf.rewards[t] * before
+        before = buf.values[t]
+        buf.out[t] = total
+    return total, before

@@ -10,10 +10,12 @@ import torch
 
 import rose_compiler
 from rose_compiler.base.decision import Decision
+from rose_compiler.ir.trips import Trips
 from rose_compiler.kernels import native, scan, scan_cpu, scan_native
 from rose_compiler.passes.manager import PassManager
 from rose_compiler.passes.scan import Scan
 from rose_compiler.testing.capturing import first_trip
+from rose_compiler.tune.memory import added
 from tests.passes import scan_loops
 from tests.passes.scan_loops import LOOPS, T
 
@@ -147,7 +149,14 @@ def test_another_number_of_trips(fn, tmp_path, runs) -> None:
 
 
 @pytest.mark.skipif(native.compiler() is None, reason="no C compiler")
-def test_compiled_to_c_on_the_way(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    "fn",
+    [
+        *(scan_loops.shifted, scan_loops.cleanrl, scan_loops.any_length, scan_loops.both_ends),
+        scan_loops.through_a_buffer,
+    ],
+)
+def test_compiled_to_c_on_the_way(fn, tmp_path, monkeypatch) -> None:
     """Numpy, both, then C alone: the same bits all along, and a remark of how long it took."""
     poll = native.Build.poll
     monkeypatch.setattr(scan_native, "AFTER_S", -1.0)
@@ -160,13 +169,17 @@ def test_compiled_to_c_on_the_way(tmp_path, monkeypatch) -> None:
         return original(given)
 
     monkeypatch.setattr(scan_cpu, "run", watched)
-    run = compiled(scan_loops.shifted, tmp_path)
+    run = compiled(fn, tmp_path)
     for call in range(6):
         given, again = world(5, call), world(5, call)
-        expected, found = seen(scan_loops.shifted(*given), given), seen(run(*again), again)
+        expected, found = seen(fn(*given), given), seen(run(*again), again)
         assert all(map(torch.equal, expected, found))
+        assert [a.shape for a in expected] == [b.shape for b in found]
     assert len(on_numpy) == 3  # the first call is watched
     assert "compiled to C in" in run.explain()
+    # trips at the ends included, nothing runs as it stands any more
+    monkeypatch.setattr(Trips, "over", lambda *args: pytest.fail("a trip ran as it stands"))
+    run(*world(5, 7))
 
 
 def test_a_setting_that_changes(tmp_path, runs) -> None:
@@ -177,3 +190,28 @@ def test_a_setting_that_changes(tmp_path, runs) -> None:
         expected, found = seen(scan_loops.shifted(*given), given), seen(run(*again), again)
         assert all(map(torch.equal, expected, found))
     assert all(runs)
+
+
+@pytest.mark.skipif(native.compiler() is None, reason="no C compiler")
+def test_what_is_computed_both_ways_is_in_the_memory_plan(tmp_path, monkeypatch) -> None:
+    poll = native.Build.poll
+    monkeypatch.setattr(scan_native, "AFTER_S", -1.0)
+    monkeypatch.setattr(native.Build, "poll", lambda self, wait=0.0: poll(self, 60.0))
+    copied: list[int] = []
+    original = scan_native._compute
+
+    def watched(parts: Any, kernel: Any, into: Any, size: int) -> Any:
+        if into:
+            copied.append(sum(t.nbytes for t in into.values()))
+        return original(parts, kernel, into, size)
+
+    monkeypatch.setattr(scan_native, "_compute", watched)
+    run = compiled(scan_loops.shifted, tmp_path)
+    for call in range(5):
+        run(*world(300, call))
+    unit = run._last.unit
+    pieces = added(unit.program, unit.build(Decision()).program)
+    (piece,) = (p for p in pieces if "both ways" in p.what)
+    assert piece.passing
+    assert copied == [piece.bytes]
+    assert piece.bytes < 4 * T * 128
