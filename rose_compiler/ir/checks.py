@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.fx as fx
 from torch import Tensor
 
 from rose_compiler.ir import functions
@@ -74,3 +75,11 @@ for _check, _condition in (*_CONDITIONS, (check_deviations, _deviations)):
 
 for _check in (check_valid, check_probabilities, check_deviations):
     functions.register(f"rose_compiler.checks.{_check.__name__}", _check)
+
+#: Functions that raise for values and return nothing.
+CHECKS = frozenset({check_deviations, check_probabilities, check_valid})
+
+
+def is_check(node: fx.Node) -> bool:
+    """Whether a node of a traced graph looks at values and may raise."""
+    return node.op == "call_function" and node.target in CHECKS

@@ -76,8 +76,8 @@ def split_outputs(
     early_nodes = [n for n in calls if n in first]
     late_nodes = [n for n in calls if n in again or n not in first]
     made_early = [outputs[i] for i in sorted(set(early))]
-    early_gm, early_inputs = _graph(gm, early_nodes, [*made_early, *passed])
-    late_gm, late_inputs = _graph(gm, late_nodes, [outputs[i] for i in late_positions])
+    early_gm, early_inputs = subgraph(gm, early_nodes, [*made_early, *passed])
+    late_gm, late_inputs = subgraph(gm, late_nodes, [outputs[i] for i in late_positions])
     return Split(
         early=early_gm,
         late=late_gm,
@@ -178,7 +178,7 @@ def _cheap_again(
     """What the late graph makes again from what it has anyway: views, and what is made of small
     placeholders alone."""
     little = _made_of_small(calls, small)
-    cheap = {n for n in calls if n in first and n not in handed and (_is_view(n) or n in little)}
+    cheap = {n for n in calls if n in first and n not in handed and (is_view(n) or n in little)}
     available = handed | (needed - cheap)
     can: set[fx.Node] = set()
     for node in calls:
@@ -200,24 +200,26 @@ def _made_of_small(calls: list[fx.Node], small: Collection[str]) -> set[fx.Node]
     found: set[fx.Node] = set()
     for node in calls:
         operands = node.all_input_nodes
-        if _name(node) in ("expand_as", "view_as"):
+        if call_name(node) in ("expand_as", "view_as"):
             operands = operands[:1]  # of the other one only the sizes matter
         made = all(a in found or (a.op == "placeholder" and a.name in small) for a in operands)
-        if operands and made and (_is_view(node) or _name(node) in _SMALL):
+        if operands and made and (is_view(node) or call_name(node) in _SMALL):
             found.add(node)
     return found
 
 
-def _is_view(node: fx.Node) -> bool:
-    return _name(node) in _VIEWS
+def is_view(node: fx.Node) -> bool:
+    """Whether a call only makes another view of an operand, by torch's naming."""
+    return call_name(node) in _VIEWS
 
 
-def _name(node: fx.Node) -> str:
+def call_name(node: fx.Node) -> str:
+    """The name of what a node calls."""
     name: Any = node.target
     return name if isinstance(name, str) else getattr(name, "__name__", "")
 
 
-def _graph(
+def subgraph(
     gm: fx.GraphModule, nodes: list[fx.Node], outputs: list[fx.Node]
 ) -> tuple[fx.GraphModule, tuple[str, ...]]:
     """The graph of these nodes; whatever else they use becomes a placeholder of its node's name."""

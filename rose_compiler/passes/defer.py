@@ -107,7 +107,7 @@ class Defer(Pass):
                 return Blocker("not-probed", f"the size of the batch of {title(one)} is not known")
             if reason := ask(context, one, (rows,) * trips):
                 return reason
-        kept = tuple(dict.fromkeys(_taken(loop, leaving)))
+        kept = tuple(dict.fromkeys(_taken(loop, leaving, batched)))
         if any(_bytes(n) is None for n in kept) and context.memory_limit is not None:
             return Blocker("memory-limit", "the size of what would be kept is not known")
         size = trips * sum(_bytes(n) or 0 for n in (*kept, *batched))
@@ -269,9 +269,16 @@ def _graph_of_grads(node: fx.Node) -> Blocker | None:
     return None
 
 
-def _taken(loop: LoopView, leaving: list[fx.Node]) -> Iterator[fx.Node]:
-    """What the operations that leave take from the loop."""
-    out = set(leaving)
+def _taken(loop: LoopView, leaving: list[fx.Node], batched: list[fx.Node]) -> Iterator[fx.Node]:
+    """What the operations that leave take from the loop, and rows of a batch from outside: those
+    of one trip, which all trips take."""
+    out, outside = set(leaving), set(loop.captured_params)
+    for node in batched:
+        signature = op_of(node).signature
+        axes = signature.separable()
+        for name, value in zip(signature.params, node.args, strict=True):
+            if value in outside and axes.get(name) == 0:
+                yield value  # type: ignore[misc]
     for node in leaving:
         for used in values_of_trip(node, loop):
             if used not in out:

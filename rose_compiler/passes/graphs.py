@@ -9,21 +9,13 @@ import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import facts
-from rose_compiler.ir.checks import check_deviations, check_probabilities, check_valid
+from rose_compiler.ir.checks import is_check
 from rose_compiler.ir.draws import take_draws
 from rose_compiler.ir.effects import RNG_TORCH, parse_entry
 from rose_compiler.ir.ops import Op, Signature
 from rose_compiler.ir.program import Program, is_call, op_of, output_node, placeholders
 from rose_compiler.ir.separable import any_rows, row_axes
 from rose_compiler.ir.slice import draws_random, writes_in_place
-
-#: Functions that raise for values and return nothing.
-CHECKS = frozenset({check_deviations, check_probabilities, check_valid})
-
-
-def is_check(node: fx.Node) -> bool:
-    """Whether a node of a traced graph looks at values and may raise."""
-    return node.op == "call_function" and node.target in CHECKS
 
 
 def part(
@@ -68,6 +60,8 @@ def part(
     )
     found = {"draws": _draws(body), "checks": checks}
     attributes = of.attributes | {k: v for k, v in found.items() if v or k in of.attributes}
+    if axes and not batch and "rows" in attributes:
+        attributes["rows"] = dict(axes)  # for passes that take a draw out and try again
     attributes["part_of"] = _lineage(of, results or range(len(results_of(body))))
     return Op(
         signature,

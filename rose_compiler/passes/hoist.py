@@ -16,6 +16,7 @@ from rose_compiler.ir.ops import STATE
 from rose_compiler.ir.program import LoopView, is_call, is_structure, op_of
 from rose_compiler.ir.recorded import records
 from rose_compiler.ir.rewriter import Rewriter
+from rose_compiler.passes import hoist_parts
 from rose_compiler.passes.base import Pass, PassContext, context_of, erased
 from rose_compiler.passes.hoist_draws import hoist_draws
 
@@ -40,6 +41,26 @@ class HoistInvariant(Pass):
             elif rewrite.spend():
                 rewrite.applied(node, f"{title(node)} is the same on every trip of {loop.label}")
                 rewrite.hoist(node, out_of=loop)
+        if _trips(loop, rewrite.deps, context_of(rewrite)) != 1:
+            self._hoist_parts(loop, rewrite)
+
+    def _hoist_parts(self, loop: LoopView, rewrite: Rewriter) -> None:
+        for node in list(loop.graph.nodes):
+            if not hoist_parts.candidate(node):
+                continue
+            parts = hoist_parts.find(loop, node, rewrite.deps)
+            if isinstance(parts, Blocker):
+                rewrite.missed(node, parts)
+            elif parts is not None and rewrite.spend():
+                call = hoist_parts.put_in_loop(node, parts, rewrite)
+                blocker = self.why_varies(loop, call, rewrite.deps, context_of(rewrite))
+                if blocker is not None:
+                    hoist_parts.take_back(call, rewrite)
+                    rewrite.missed(node, blocker)
+                    continue
+                rewrite.applied(node, hoist_parts.told(loop, node, call))
+                moved = rewrite.hoist(call, out_of=loop)
+                hoist_parts.hand_over(node, moved, parts, rewrite)
 
     def why_varies(
         self, loop: LoopView, node: fx.Node, deps: Dependences, context: PassContext
@@ -144,7 +165,11 @@ def _may_leave(node: fx.Node) -> bool:
 
 def runs(loop: LoopView, deps: Dependences, context: PassContext) -> bool:
     """Whether a loop is known to make at least one trip."""
-    trips = deps.scope.iteration[loop.graph].trips
-    if trips is None:
-        trips = context.trips.get(loop.label)
+    trips = _trips(loop, deps, context)
     return trips is not None and trips > 0
+
+
+def _trips(loop: LoopView, deps: Dependences, context: PassContext) -> int | None:
+    """How many trips a loop makes, where that is known."""
+    trips = deps.scope.iteration[loop.graph].trips
+    return context.trips.get(loop.label) if trips is None else trips

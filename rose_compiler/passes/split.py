@@ -14,6 +14,7 @@ import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import facts
+from rose_compiler.ir.checks import is_check
 from rose_compiler.ir.deps import title
 from rose_compiler.ir.facts import Spec
 from rose_compiler.ir.program import LoopView, is_item, op_of, placeholders
@@ -24,7 +25,6 @@ from rose_compiler.ir.slice import split_outputs
 from rose_compiler.passes.base import Pass, context_of
 from rose_compiler.passes.graphs import (
     axes_of_results,
-    is_check,
     named_axes,
     part,
     result_specs,
