@@ -43,8 +43,10 @@ def test_what_is_named_is_there(file: str, name: str) -> None:
 
 
 def test_planted_faults_that_are_named_are_there() -> None:
-    text = (ROOT / "tests" / "testing" / "test_mutants.py").read_text(encoding="utf-8")
-    planted = set(re.findall(r'@mutant\(\s*"([^"]+)"', text))
+    folder = ROOT / "tests" / "testing"
+    files = (folder / name for name in ("test_mutants.py", "test_written_mutants.py"))
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
+    planted = set(re.findall(r'(?:@mutant|Written)\(\s*"([^"]+)"', text))
     named = re.findall(r"mutant `([^`]+)`", PAGE)
     assert named
     assert set(named) <= planted

@@ -85,7 +85,6 @@ class TileBatch(Pass):
             return reason
         for reason in (
             _coupled(found, deps),
-            _foreign_writes(found, deps),
             _step_alone(found, deps),
             _written_in_place(found, deps),
             why_not_copied(found.loop, [found.step], deps)
@@ -184,22 +183,12 @@ def _rows_mix(node: fx.Node, cycle: set[fx.Node], *, all_used: bool) -> Blocker 
     return None
 
 
-def _foreign_writes(found: Recurrence, deps: Dependences) -> Blocker | None:
-    """Whether something off the cycle writes what the cycle reads."""
-    cycle = set(found.nodes)
-    for edge in deps.edges(found.loop.graph):
-        inward = edge.dst in cycle and edge.dst is not found.step and edge.src not in cycle
-        if inward and edge.kind in ("flow", "control"):
-            return Blocker(
-                "reads-loop-state",
-                f"{title(edge.dst)} reads {edge.state}, which {title(edge.src)} writes",
-                where=tuple(w for w in (place(edge.dst), place(edge.src)) if w),
-            )
-    return None
-
-
 def _written_in_place(found: Recurrence, deps: Dependences) -> Blocker | None:
-    """Whether something writes the memory of values on the cycle: their parts are copies."""
+    """Whether something writes the memory of values on the cycle: their parts are copies.
+
+    Other states that the cycle reads may be written: each clone stands where its original stood,
+    so that writes come before or behind all of them as before.
+    """
     names: dict[str, fx.Node] = {}
     for node in (*found.nodes, *(found.loop.carried[k] for k in found.carried)):
         for value in (node, *(u for u in node.users if is_item(u))):

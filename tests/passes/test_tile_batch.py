@@ -12,6 +12,7 @@ import pytest
 from rose_compiler.base.decision import Decision
 from rose_compiler.ir import facts
 from rose_compiler.ir.parse import parse
+from rose_compiler.ir.program import is_call, op_of
 from rose_compiler.passes.base import PassContext
 from rose_compiler.passes.manager import PassManager
 from rose_compiler.passes.tile_batch import TileBatch
@@ -75,17 +76,6 @@ REFUSED = {
         (('reads=["agent"], writes=[]', 'reads=["agent", "rng:torch"], writes=["rng:torch"]'),),
         CONTEXT,
     ),
-    "reads-loop-state": (
-        (
-            (
-                'reads=["log"], writes=["log"], results=0)',
-                'reads=["log"], writes=["agent"], results=0)',
-            ),
-            ("def note(log, reward, infos)", "def note(log, reward, infos, agent)"),
-            ("note(log, reward, infos)\n", "note(log, reward, infos, agent)\n"),
-        ),
-        CONTEXT,
-    ),
     "may-alias": (
         (
             ("def note(log, reward, infos)", "def note(log, action)"),
@@ -117,6 +107,27 @@ def test_refused(blocked, code: str) -> None:
         assert old in text, old
         text = text.replace(old, new)
     assert blocked(text, TileBatch(), context) == [code]
+
+
+def test_what_the_cycle_reads_may_be_written_beside_it() -> None:
+    """A normalizer that is updated on every trip: each group reads what the whole batch read."""
+    text = TEXT
+    for old, new in (
+        (
+            'reads=["log"], writes=["log"], results=0)',
+            'reads=["log"], writes=["agent"], results=0)',
+        ),
+        ("def note(log, reward, infos)", "def note(log, reward, infos, agent)"),
+        ("note(log, reward, infos)\n", "note(log, reward, infos, agent)\n"),
+    ):
+        assert old in text, old
+        text = text.replace(old, new)
+    program = parse(text)
+    history = PassManager([TileBatch()], verify=2).run(program, CONTEXT)
+    assert len(history.remarks.applied()) == 1
+    order = [op_of(n).name for n in program.loops()[0].graph.nodes if is_call(n)]
+    assert order.count("act") == 2
+    assert order.index("note") > max(k for k, name in enumerate(order) if name == "act")
 
 
 def test_values_that_differ_are_refused_in_both_modes(blocked) -> None:

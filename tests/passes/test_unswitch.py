@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from rose_compiler.base.decision import Decision
+from rose_compiler.base.errors import VerifyError
 from rose_compiler.ir import facts
 from rose_compiler.ir.interp import run
 from rose_compiler.ir.parse import parse
-from rose_compiler.ir.program import Program, is_call, op_of
+from rose_compiler.ir.program import Program, is_call, is_item, op_of
+from rose_compiler.passes import unswitch
 from rose_compiler.passes.base import PassContext
 from rose_compiler.passes.late import LateWork
 from rose_compiler.passes.manager import PassManager
@@ -193,3 +195,62 @@ def test_what_the_condition_reads_stays_in_front_of_it(blocked) -> None:
         ("        pred = due(t)\n", "        note(log, loss, loss)\n        pred = due(log)\n"),
     )  # fmt: skip
     assert blocked(text, Unswitch(), CONTEXT) == []
+
+
+#: Planted faults: a question that finds nothing, or a rewrite that is wrong, the program that shows
+#: it, and whether the pass does anything to it where nothing is planted.
+MUTANTS: dict[str, tuple[str, Any, str, bool]] = {
+    "the condition is tested ahead of what it reads": (
+        "_overwritten",
+        lambda test, others, rewrite: False,
+        changed(
+            *NESTED,
+            ("@op(reads=[], writes=[], may_raise=False)\ndef due(t)", '@op(reads=["critic"], writes=[], may_raise=False)\ndef due(critic)'),
+            ("pred = due(t)", "pred = due(critic)"),
+        ),
+        False,
+    ),
+    "what stays in front of the branch uses what is moved behind it": (
+        "_closed",
+        lambda moved, gate, edges: {n for n in moved if not is_item(n)},
+        changed(
+            ("        pred = due(t)\n", "        note(log, loss, loss)\n        pred = due(t)\n"),
+        ),
+        False,
+    ),
+    "the branch is never taken early": ("_early_test", lambda gate, rewrite: False, TEXT, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    question, answer, text, applies = MUTANTS[name]
+    plain = either_way(text)
+    assert either_way(text, Unswitch(), LateWork()) == plain
+    assert rewritten(text) == applies
+    monkeypatch.setattr(unswitch, question, answer)
+    assert either_way(text, Unswitch(), LateWork()) != plain
+    assert rewritten(text) or not applies
+
+
+def either_way(text: str, *passes: Any) -> Any:
+    """What seven trips leave behind, or why the program is refused."""
+    world = World()
+    bind = world.bind() | {"due": lambda given: int(10 * given) % 3 == 0}
+    if "due(critic)" in text:
+        bind["due"] = lambda critic: len(critic) % 3 == 0
+    program = parse(text, bind)
+    try:
+        PassManager(passes, verify=2).run(program, CONTEXT)
+    except VerifyError as error:
+        return str(error)
+    return run(program, {"obs0": 0.5, "n": 7}, world.objects), world.objects
+
+
+def rewritten(text: str) -> bool:
+    """Whether the pass does something to the program."""
+    try:
+        history = PassManager([Unswitch()], verify=0).run(parse(text), CONTEXT)
+    except Exception:
+        return True
+    return history.rewrites["unswitch"] > 0

@@ -22,7 +22,6 @@ from rose_compiler.passes import (
     fuse,
     graphs,
     hoist,
-    hoist_draws,
     late,
     place,
     scan,
@@ -119,16 +118,6 @@ def _(monkeypatch: pytest.MonkeyPatch) -> None:
 @mutant("hoist: what is changed later on", "nests", 60, seed=3)
 def _(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hoist, "changed_later", nothing_against)
-
-
-@mutant("hoist_draws: drawn at the start of the trip", "rollouts", 150)
-def _(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = hoist_draws.draw_before
-
-    def early(noise: Any, node: Any, rewrite: Any) -> Any:
-        return draw(noise, next(n for n in node.graph.nodes if n.op == "call_function"), rewrite)
-
-    monkeypatch.setattr(hoist_draws, "draw_before", early)
 
 
 @mutant("graphs: kept results in another order", "rollouts", 80)
