@@ -157,7 +157,7 @@ class ThreadTask(Task):
 
     def wait(self) -> Any:
         if not self.done and not self.arrived(self.lane.timeout):  # type: ignore[attr-defined]
-            raise _late(self.lane.name, self.lane.timeout)  # type: ignore[attr-defined]
+            raise late(self.lane.name, self.lane.timeout)  # type: ignore[attr-defined]
         if self.error is not None:
             raise self.error
         return self.value
@@ -170,8 +170,9 @@ class ThreadTask(Task):
         return True
 
 
-def _late(lane: str, timeout: float | None) -> RoseError:
-    return fail("host-timeout", f"lane {lane!r} did not finish its task within {timeout} s")
+def late(lane: str, seconds: float) -> RoseError:
+    """The error of a task that did not end within these seconds."""
+    return fail("host-timeout", f"lane {lane!r} did not finish its task within {seconds:.3g} s")
 
 
 class ThreadLane:

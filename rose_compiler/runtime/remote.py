@@ -12,7 +12,7 @@ from typing import Any
 from rose_compiler.base import phases
 from rose_compiler.base.profile import Span
 from rose_compiler.runtime.hosts.pending import Pending, begin
-from rose_compiler.runtime.lanes import Task, ThreadLane, whole_step
+from rose_compiler.runtime.lanes import Task, ThreadLane, late, whole_step
 
 #: Seconds that a step gets at least once somebody waits for it: its result may be there already.
 LEAST_S = 0.5
@@ -75,7 +75,7 @@ class ShardLane:
             self._running.receive()
 
     def settle(self, grace: float | None) -> bool:
-        running = self._running
+        running, until = self._running, _until(grace)
         if running is not None and grace is None:
             running.receive()
         elif running is not None:
@@ -87,16 +87,27 @@ class ShardLane:
             waiting.join(grace)
             if waiting.is_alive():
                 return False
-        return self._thread.settle(grace)
+        return self._thread.settle(_left(until))
 
     def close(self) -> None:
         self._collect()
         self._thread.close()
 
     def abandon(self) -> None:
-        """Leave behind a step, or a thread, that does not come to an end."""
-        self._running = None
+        """Leave behind a step, or a thread, that does not come to an end. A shard that can be told
+        so refuses further steps: whoever waits for this one may still do."""
+        running, self._running = self._running, None
+        if running is not None and hasattr(running.shard, "give_up"):
+            running.shard.give_up(late(self.name, perf_counter() - running.start))
         self._thread.abandon()
+
+
+def _until(grace: float | None) -> float | None:
+    return None if grace is None else perf_counter() + grace
+
+
+def _left(until: float | None) -> float | None:
+    return None if until is None else max(0.0, until - perf_counter())
 
 
 class ShardTask(Task):
@@ -200,8 +211,9 @@ class HostLane:
         return self.submit(site, "step", action)
 
     def settle(self, grace: float | None) -> bool:
+        until = _until(grace)
         for task in tuple(self._running):
-            task.receive(grace)
+            task.receive(_left(until))
         return True
 
     def close(self) -> None:
@@ -244,8 +256,9 @@ class ComponentLane:
         return self.submit(site, shard.step, action)
 
     def settle(self, grace: float | None) -> bool:
+        until = _until(grace)
         for task in tuple(self._running):
-            task.receive(grace)
+            task.receive(_left(until))
         return True
 
     def close(self) -> None:

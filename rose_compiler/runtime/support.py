@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any, NoReturn
 
 import torch
@@ -25,8 +26,11 @@ from rose_compiler.runtime.optimizers import Fused, why_not_fused
 from rose_compiler.runtime.recovery import Finisher
 from rose_compiler.runtime.remote import ComponentLane, HostLane, ShardLane
 
-#: Seconds that lanes get to come to rest after a fault; what runs longer is left behind.
+#: Seconds that all lanes together get to come to rest after a fault; what runs longer is left
+#: behind.
 GRACE = 4.0
+#: Seconds that each lane gets at the least, for what has ended to be taken in.
+LEAST_S = 0.05
 #: Seconds after which a thread busy in Python lets another one run, while thread lanes are at work.
 #: The interpreter's own 5 ms would be the price of every hand-off beside such a thread.
 SWITCH_INTERVAL = 2e-4
@@ -111,9 +115,10 @@ class Runtime:
         """Let every lane come to rest; called when a run ends, however it ends."""
         if not self.together or self._broken:
             self.apart()
+        until = perf_counter() + GRACE if self._broken else None
         try:
             for lane in self._lanes.values():
-                lane.settle(GRACE if self._broken else self.timeout)
+                lane.settle(self.timeout if until is None else _left(until))
                 lane.failed.clear()
                 lane.skipped.clear()
         finally:
@@ -209,9 +214,10 @@ class Runtime:
 
     def _settle_all(self) -> list[str]:
         stuck = []
+        until = perf_counter() + self._grace  # of all together: lanes that hang must not add up
         for name, lane in tuple(self._lanes.items()):
             try:
-                rests = lane.settle(self._grace)
+                rests = lane.settle(_left(until))
             except Exception:  # whatever its host says: the error that is under way goes first
                 rests = False
             if not rests:
@@ -285,6 +291,10 @@ class Runtime:
     snapshot: Callable[[Any], Any] = staticmethod(buffers.snapshot)
     concat: Callable[..., Any] = staticmethod(buffers.concat)
     split_rows: Callable[[Any, Any], Any] = staticmethod(buffers.split_rows)
+
+
+def _left(until: float) -> float:
+    return max(LEAST_S, until - perf_counter())
 
 
 def _child(value: Any, name: str) -> Any:

@@ -59,7 +59,7 @@ def fuzz_command(
 
 @app.command("faults")
 def faults_command(
-    count: Annotated[int, typer.Option(min=1, help="how many in all, each kind in turn")] = 23,
+    count: Annotated[int, typer.Option(min=1, help="how many in all, each kind in turn")] = 44,
     seed: Annotated[int, typer.Option(help="the same seed puts them at the same points")] = 0,
 ) -> None:
     """Let compiled trainings fail at random points, and look at how they end.
@@ -85,6 +85,8 @@ def faults_command(
     )
     for o in wrong:
         console.print(f"{o.fault} ({o.hosts}): {o.wrong}")
+        if o.stacks:
+            console.print(o.stacks)
     raise typer.Exit(1 if wrong else 0)
 
 

@@ -1,4 +1,5 @@
-"""A small environment that fails on command, in any host. Workers import it: it stays light."""
+"""A small environment and a component that fail on command, in any host. Workers import them:
+they stay light."""
 
 from __future__ import annotations
 
@@ -62,13 +63,41 @@ class Robot(gymnasium.Env[np.ndarray, np.ndarray]):
         return self.x.copy(), float(self.x[0]), False, False, {}
 
     def _fail(self) -> None:
-        if self.how == "raise":
-            raise Fallen(f"robot {self.index} fell over")
-        if self.how == "sealed":
-            raise Sealed("first", "second")
-        if self.how == "memory":
-            raise MemoryError(f"robot {self.index}")
-        if self.how == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.how == "hang":
-            time.sleep(3)
+        _fail(self.how, f"robot {self.index}")
+
+
+class Judge:
+    """Scores numbers. :meth:`arm` plans what one of its calls will do."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.at = -1
+        self.how = ""
+
+    def arm(self, how: str, later: int) -> None:
+        """Fail so many calls from now; ``how`` as for :meth:`Robot.arm`."""
+        self.how, self.at = how, self.calls + later
+
+    def calm(self) -> None:
+        """Plan nothing any more."""
+        self.at = -1
+
+    def score(self, number: float) -> float:
+        """Twice the number."""
+        if self.calls == self.at:
+            _fail(self.how, "the judge")
+        self.calls += 1
+        return 2 * number
+
+
+def _fail(how: str, who: str) -> None:
+    if how == "raise":
+        raise Fallen(f"{who} fell over")
+    if how == "sealed":
+        raise Sealed("first", "second")
+    if how == "memory":
+        raise MemoryError(who)
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "hang":
+        time.sleep(2)

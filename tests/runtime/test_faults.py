@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from rose_compiler.base.errors import HostTimeout
+from rose_compiler.base.faultmap import FaultMap
 from rose_compiler.codegen import emit, load
 from rose_compiler.ir.parse import parse
 from rose_compiler.ir.verify import verify
+from rose_compiler.runtime import remote, support
 from rose_compiler.runtime.support import Runtime
 
 TEXT = """
@@ -266,3 +268,77 @@ def test_a_fault_inside_an_inner_loop(failing: str) -> None:
         assert caught.value.__notes__[1:] == ["rose: every other state is as eager order left it"]
     else:
         assert "rose: ahead of eager order: a by 1 write, b by 1 write" in caught.value.__notes__
+
+
+class Hung:
+    """A lane that does not come to rest, on a clock of its own."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.clock = clock
+        self.failed: list[Any] = []
+        self.skipped: list[Any] = []
+
+    def settle(self, grace: float) -> bool:
+        self.clock[0] += grace
+        return False
+
+
+def test_lanes_that_hang_have_one_grace_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(support, "perf_counter", lambda: clock[0])
+    runtime = Runtime()
+    runtime._lanes = {f"stream:{k}": Hung(clock) for k in range(6)}  # type: ignore[misc]
+    error = RuntimeError("the coordinator's own")
+    runtime.fault(error, FaultMap("nowhere", (), (), {}))
+    assert clock[0] <= 100.0 + support.GRACE + 6 * support.LEAST_S
+    assert len([n for n in error.__notes__ if "did not come to rest" in n]) == 6
+    runtime._lanes = {f"stream:{k}": Hung(clock) for k in range(6)}  # type: ignore[misc]
+    clock[0] = 200.0
+    monkeypatch.setattr(Runtime, "close", lambda self: None)
+    runtime.drain()
+    assert clock[0] <= 200.0 + support.GRACE + 6 * support.LEAST_S
+
+
+@pytest.mark.parametrize("make", [remote.ComponentLane, lambda name: remote.HostLane(name, None)])
+def test_calls_that_hang_have_one_grace_together(
+    make: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(remote, "perf_counter", lambda: clock[0])
+
+    class Call:
+        def receive(self, timeout: float) -> None:
+            clock[0] += timeout
+
+    lane = make("host:judge")
+    lane._running = [Call(), Call()]
+    lane.settle(4.0)
+    assert clock[0] == 4.0
+
+
+def test_a_shard_that_is_left_in_a_step_is_lost() -> None:
+    class Shard:
+        native_async = True
+        said = ""
+
+        def __init__(self) -> None:
+            self.gate = threading.Event()
+
+        def step_async(self, action: int) -> None:
+            pass
+
+        def step_wait(self) -> int:
+            self.gate.wait(30)
+            return 1
+
+        def give_up(self, error: BaseException) -> None:
+            self.said = str(error)
+
+    shard = Shard()
+    lane = remote.ShardLane("shard:0")
+    lane.step(0, shard, 1)
+    assert not lane.settle(0.01)
+    assert not shard.said
+    lane.abandon()
+    assert "shard:0" in shard.said
+    shard.gate.set()

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from rose_compiler.testing import faults
 from rose_compiler.testing.__main__ import app
-from rose_compiler.testing.faults import FAULTS, Fault, inject
+from rose_compiler.testing.fault_kinds import FAULTS, Fault, Stopped
+from rose_compiler.testing.faults import inject
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -30,9 +31,9 @@ def test_what_is_wrong_is_told() -> None:
     shard = FAULTS["shard"]
     other = Fault("other", shard.plant, (ZeroDivisionError,), lost=True)
     assert "expected ZeroDivisionError, got Fallen" in inject(other, "thread", 1).wrong
-    kept = Fault("kept", FAULTS["coordinator"].plant, (faults.Stopped,), lost=True)
-    assert inject(kept, "thread", 1).wrong == "the next call worked on a simulator that is lost"
-    none = Fault("none", lambda env, agent, draw: None, (faults.Stopped,), lost=False)
+    kept = Fault("kept", FAULTS["coordinator"].plant, (Stopped,), lost=True)
+    assert inject(kept, "thread", 1).wrong == "the next call worked on what is lost"
+    none = Fault("none", lambda scene, draw: None, (Stopped,), lost=False)
     assert inject(none, "thread", 1).wrong == "nothing was raised"
 
 
