@@ -30,7 +30,7 @@ import torch
 from rose_compiler.api import compile as compile_
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import RuntimeFault
-from rose_compiler.runtime.hosts.hosted import hosted
+from rose_compiler.runtime.hosts.making import hosted
 from rose_compiler.sim import ShardedEnv
 from rose_compiler.testing.fault_kinds import (
     CALLS,
