@@ -137,6 +137,7 @@ def main(argv: list[str] | None = None) -> int:
             live.iteration()
         print(tuned.explain(width=100))
         print(f"tuned for {time.perf_counter() - began:.0f} s: [{tuned.decision}]")
+        plan = tuned.quota_plan
         variants: dict[str, Callable[[], object]] = {
             "as written, unmanaged": Loop(sizes, iteration, stack).iteration,
             "overlapped, unmanaged": Loop(sizes, overlap, stack).iteration,
@@ -153,6 +154,9 @@ def main(argv: list[str] | None = None) -> int:
         table.add_row(name, str(bootstrap([1e3 * s for s in seconds])), str(gain))
     Console().print(table)
     print(f"{scores.noisy} trials ran beside other load")
+    if tuned.decision.cores and plan.predicted_s is not None:
+        error = bootstrap([100 * (plan.predicted_s / s - 1) for s in mine])
+        print(f"predicted {1e3 * plan.predicted_s:.1f} ms, which is off by {error} %")
     best = min(
         "as written, unmanaged", "overlapped, unmanaged", key=lambda n: min(scores.seconds[n])
     )

@@ -15,7 +15,7 @@ from typing import Any
 from rose_compiler.api.costing import CostModel
 from rose_compiler.api.objects import hosted
 from rose_compiler.api.options import Options
-from rose_compiler.api.quotas import plan_quotas
+from rose_compiler.api.quotas import VIRTUAL, plan_quotas
 from rose_compiler.api.reporting import write_report
 from rose_compiler.api.schedules import Schedule
 from rose_compiler.api.specialize import Specialization
@@ -260,8 +260,14 @@ class Compiled:
         slack of its branches. Nothing is put into force: :mod:`rose_compiler.runtime.quotas` does.
 
         With ``backend="virtual:h200"``, or the path of a description, it is a plan for that GPU.
-        Before anything was profiled it has no shares, and says so.
+        Before anything was profiled it has no shares, and says so. Where tuning has settled on core
+        quotas, they are the plan, with what was predicted of them.
         """
+        virtual = self._options.backend.startswith(VIRTUAL)
+        if self._last is not None and self._last.unit.recorded and not virtual:
+            unit = self._last.unit
+            if (planned := unit.cores.plans.get(unit.tuning().best)) is not None:
+                return planned
         profile = None
         if self._last is not None and self._last.unit.profiling.latest is not None:
             profile = self._last.unit.profiling.last.profile

@@ -9,7 +9,7 @@ are cores; whether it pays is decided on whole iterations, in pairs.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -17,12 +17,14 @@ from typing import Any
 import torch
 
 from rose_compiler.api.objects import hosted
+from rose_compiler.api.points import Points
+from rose_compiler.api.profiling import Instrumented
 from rose_compiler.api.quotas import plan_quotas
+from rose_compiler.api.schedules import Schedule
 from rose_compiler.api.tuning import Tuning
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import QuotaError, RoseError
 from rose_compiler.base.machine import detect_cpu
-from rose_compiler.base.profile import Profile
 from rose_compiler.base.quota import COORDINATOR, QuotaPlan
 from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.runtime.quotas.cores import AppliedCores, Cores
@@ -37,6 +39,11 @@ class CoreQuotas:
     def __init__(self, log: RemarkLog) -> None:
         self._log = log
         self._asked = False
+        self._beside: Decision | None = None  # the schedule that quotas are looked for
+        self._points = Points(frozenset({0}))
+        self._made: tuple[Decision, Instrumented] | None = None
+        #: What was planned, by the schedule that is tried with it.
+        self.plans: dict[Decision, QuotaPlan] = {}
         self._applied: AppliedCores | None = None
         self._key: Any = ()
         self._before: dict[str, tuple[Any, frozenset[int]]] = {}
@@ -45,7 +52,10 @@ class CoreQuotas:
     # -- finding -----------------------------------------------------------------------------------
 
     def wanted(self, tuning: Tuning, objects: dict[str, Any], close: bool) -> Decision | None:
-        """The schedule to be profiled next, so that quotas can be proposed for it; once only."""
+        """The schedule to be profiled next, so that quotas can be proposed: program order with
+        several numbers of cores, then the first one whose components run beside the rest."""
+        if self._beside is not None:
+            return Decision() if self._points.count is not None else self._beside
         if self._asked or not tuning.tuned:
             return None
         decision = tuning.beside
@@ -56,14 +66,34 @@ class CoreQuotas:
             why = 'numerics="bitwise" keeps the thread counts of eager execution: sums hang on them'
             self._miss(Blocker("switched-off", why, 'numerics="close"'))
             return None
-        return decision
+        self._beside = decision
+        self._points = Points(frozenset(os.sched_getaffinity(0)))
+        return Decision()
 
-    def propose(
-        self, profile: Profile, decision: Decision, tuning: Tuning, alone: Profile | None = None
-    ) -> None:
-        """Have a schedule tried with the cores that its profile speaks for. ``alone`` is the
-        profile in program order, in which no thread waits for another process's."""
-        plan = plan_quotas(profile, "cpu", alone)
+    def profiled(
+        self, schedule: Schedule, run: Callable[[Instrumented], Any], objects: dict[str, Any]
+    ) -> Any:
+        """Run one iteration of the schedule that was wanted, and note what it took."""
+        decision = schedule.decision
+        if self._made is None or self._made[0] != decision:
+            self._made = decision, Instrumented(schedule.program, detect_cpu())
+        made = self._made[1]
+        if decision == self._beside:
+            return run(made)
+        with self._points.held(_processes(objects)):
+            result = run(made)
+        if self._points.took(made.latest):
+            self._points.release()
+        return result
+
+    def propose(self, tuning: Tuning) -> None:
+        """Have a schedule tried with the cores that profiles speak for, once all are there."""
+        if self._points.count is not None or self._made is None or self._made[0] != self._beside:
+            return
+        decision, made = self._made
+        self.give_up()
+        profile = made.latest
+        plan = plan_quotas(profile, "cpu", self._points.alone(), self._points.outside())
         if not plan.shares or plan.predicted_s is None or profile.timeline is None:
             why = "; ".join(plan.notes) or "nothing runs beside anything"
             self._miss(Blocker("no-lane", f"no core quotas are tried: {why}"))
@@ -71,7 +101,15 @@ class CoreQuotas:
         cores = tuple((share.lane, share.units) for share in plan.shares)
         spans = profile.timeline.spans
         without = max(s.end_s for s in spans) - min(s.start_s for s in spans)
-        tuning.offer(replace(decision, cores=cores), without, plan.predicted_s)
+        decision = replace(decision, cores=cores)
+        self.plans[decision] = plan
+        tuning.offer(decision, without, plan.predicted_s)
+
+    def give_up(self) -> None:
+        """Nothing more is profiled for quotas."""
+        if self._beside is not None:
+            self._points.release()
+        self._beside = self._made = None
 
     # -- in force ----------------------------------------------------------------------------------
 

@@ -132,6 +132,11 @@ class Instrumented:
         """What was measured so far."""
         return summarize(self.timelines, self.iteration_s, self.machine)
 
+    @property
+    def latest(self) -> Profile:
+        """What was measured in the last iteration."""
+        return summarize(self.timelines[-1:], self.iteration_s[-1:], self.machine)
+
 
 class Profiling:
     """The profiled iterations of one unit.

@@ -7,7 +7,7 @@ from rose_compiler.base.machine import Machine, detect_cpu, load_machine
 from rose_compiler.base.profile import Profile
 from rose_compiler.base.quota import ANY_DEVICE, Backend, QuotaPlan
 from rose_compiler.runtime.quotas import all_backends, devices, usable
-from rose_compiler.tune.branches import alone_in, branches, divide
+from rose_compiler.tune.branches import Alone, branches, divide
 
 VIRTUAL = "virtual:"
 #: Lanes of components that live in processes of their own begin with one of these.
@@ -15,12 +15,15 @@ _PROCESSES = ("shard:", "host:")
 _STREAMS: tuple[Backend, ...] = ("green-context",)
 
 
-def plan_quotas(profile: Profile | None, backend: str, alone: Profile | None = None) -> QuotaPlan:
+def plan_quotas(
+    profile: Profile | None, backend: str, alone: Alone | None = None, outside_s: float = 0.0
+) -> QuotaPlan:
     """The plan for one profile; without shares where there is nothing to divide, and a note why.
 
     ``backend`` is the argument of ``compile``. A virtual machine is planned for as if lanes in
     processes of their own shared it through MPS, and its times and activity are those measured
-    here. ``alone`` is a profile in program order, where nothing fights for cores.
+    here. ``alone`` has responses of operations that nothing ran beside, in cores; ``outside_s`` are
+    seconds of an iteration that no operation takes.
 
     Raises ``ConfigError`` (``config-machine``) for a virtual machine that nothing describes.
     """
@@ -30,7 +33,7 @@ def plan_quotas(profile: Profile | None, backend: str, alone: Profile | None = N
         notes.append("no iteration was profiled yet, so nothing is known of the lanes")
         return QuotaPlan(kind, machine, device=device, notes=tuple(notes))
     chunks = machine.cores if kind == "cores" else machine.chunks
-    graph = branches(timeline, chunks, None if alone is None else alone_in(alone))
+    graph = branches(timeline, chunks, alone)
     if len(graph.lanes) < 2:
         notes.append("one lane does everything, so it has the whole device")
     elif chunks < len(graph.lanes):
@@ -45,8 +48,8 @@ def plan_quotas(profile: Profile | None, backend: str, alone: Profile | None = N
             dict(found.chunks),
             why=found.why,
             device=device,
-            before_s=found.equal_s,
-            predicted_s=found.predicted_s,
+            before_s=found.equal_s + outside_s,
+            predicted_s=found.predicted_s + outside_s,
             notes=tuple(notes),
         )
     return QuotaPlan(kind, machine, device=device, notes=tuple(notes))

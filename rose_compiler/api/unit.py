@@ -123,16 +123,9 @@ class Unit(Building):
             if done:
                 return result
         close = self.options.numerics == "close"
-        if beside := self.cores.wanted(tuning, self.program.objects, close):
-            done, result = self._baseline(runtime, values, states, tuning, beside)
+        if wanted := self.cores.wanted(tuning, self.program.objects, close):
+            done, result = self._for_quotas(wanted, runtime, values, states, tuning)
             if done:
-                alone = self.profiling.of.get(Decision())
-                self.cores.propose(
-                    self.profiling.last.profile,
-                    beside,
-                    tuning,
-                    None if alone is None else alone.profile,
-                )
                 return result
         decision = tuning.next()
         while decision is not None and tuning.trying:
@@ -224,10 +217,7 @@ class Unit(Building):
         settled: bool,
     ) -> Callable[[], Any]:
         """A schedule with its arguments; profiled or traced, where that is wanted."""
-        inputs = (
-            *(values[n] for n in self.program.value_params),
-            *(states[n] for n in self.program.state_params),
-        )
+        inputs = self._inputs(values, states)
         if trace is None:
             run, edited = schedule.run, schedule.emitted.edited
             if not edited and self.profiling.wanted(schedule.decision, settled):
@@ -268,6 +258,41 @@ class Unit(Building):
         if decision == Decision() and measured is not None and measured.stretches:
             self.memory.base(measured.stretches)
         return True, result
+
+    def _for_quotas(
+        self,
+        decision: Decision,
+        runtime: Runtime,
+        values: Mapping[str, Any],
+        states: Mapping[str, Any],
+        tuning: Tuning,
+    ) -> tuple[bool, Any]:
+        """Run one iteration that core quotas are planned from: whether it could, its result."""
+        try:
+            schedule = self.build(decision)
+        except Exception:  # the candidates will say what is wrong
+            self.cores.give_up()
+            return False, None
+        inputs = self._inputs(values, states)
+        self.last = schedule
+        started = time.perf_counter()
+        try:
+            result = self.cores.profiled(
+                schedule, lambda made: made.run(runtime, *inputs), self.program.objects
+            )
+        except BaseException:
+            self.cores.give_up()
+            raise
+        tuning.skip(time.perf_counter() - started)
+        self.cores.propose(tuning)
+        return True, result
+
+    def _inputs(self, values: Mapping[str, Any], states: Mapping[str, Any]) -> tuple[Any, ...]:
+        program = self.program
+        return (
+            *(values[n] for n in program.value_params),
+            *(states[n] for n in program.state_params),
+        )
 
     def _watched(self, values: Mapping[str, Any], states: Mapping[str, Any]) -> Any:
         """Run one iteration in program order, and learn from it."""

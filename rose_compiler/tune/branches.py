@@ -7,22 +7,22 @@ has less of the device than it kept busy, in proportion.
 
 Where lanes had more threads than there are cores, times of that iteration say little: at the
 barriers of OpenMP a thread spins until the others have had their turn on a core, and what spins
-looks like work. What an operation takes by itself is then known from an iteration in program order,
-in which nothing ran beside it.
+looks like work. What an operation takes is then taken from iterations in program order, in which
+nothing ran beside it, with several numbers of cores: a response is fitted to these points.
 """
 
 from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rose_compiler.base.machine import Task
 from rose_compiler.base.profile import Profile, Timeline
 from rose_compiler.base.quota import COORDINATOR
 from rose_compiler.tune.critical import lane_slack, timing
-from rose_compiler.tune.response import Response
+from rose_compiler.tune.response import Response, fit
 from rose_compiler.tune.slack import WORTH, Planner, apportion
 
 #: Share of an operation's time that its start may lie before the end of what it waited for: clocks
@@ -43,20 +43,28 @@ class Branches:
         return tuple(dict.fromkeys(task.lane for task in self.tasks))
 
 
-#: Seconds and activity of operations that nothing ran beside, by key.
-Alone = Mapping[str, tuple[float, float]]
+#: Responses of operations that nothing ran beside, in cores, by key.
+Alone = Mapping[str, Response]
 
 
-def alone_in(profile: Profile) -> Alone:
-    """What operations take by themselves, from a profile in program order."""
-    return {one.op: (one.median_s, one.activity) for one in profile.ops}
+def alone_in(profiles: Mapping[int, Sequence[Profile]]) -> Alone:
+    """Responses fitted to profiles in program order, by the number of cores of each side.
+
+    Of several profiles with one number the shortest time counts: disturbances only add.
+    """
+    points: dict[str, dict[int, float]] = {}
+    for count, found in profiles.items():
+        for one in (op for profile in found for op in profile.ops):
+            known = points.setdefault(one.op, {})
+            known[count] = min(known.get(count, math.inf), one.median_s)
+    return {op: fit([*known.items()]) for op, known in points.items()}
 
 
 def branches(timeline: Timeline, chunks: int, alone: Alone | None = None) -> Branches:
     """The graph of one iteration on a device of so many chunks.
 
-    With ``alone``, an operation that took longer than by itself is planned with what it takes
-    by itself: quotas end the fight for cores.
+    With ``alone``, an operation is planned with what it takes by itself, a chunk being a core:
+    quotas end the fight for cores.
     """
     spans = sorted(timeline.spans, key=lambda s: (s.start_s, s.end_s))
     ended: dict[str, tuple[list[float], list[str]]] = {}
@@ -69,12 +77,12 @@ def branches(timeline: Timeline, chunks: int, alone: Alone | None = None) -> Bra
         for other, (ends, names) in ended.items():
             if other != lane and (at := bisect.bisect_right(ends, latest)):
                 after.append(names[at - 1])
-        seconds, activity = min(
-            (span.duration_s, span.activity), (alone or {}).get(span.op, (math.inf, 1.0))
-        )
-        busy = max(1e-3, activity) * chunks
-        tasks.append(Task(name, lane, max(0.0, seconds), busy, tuple(after)))
-        curves[name] = Response(0.0, tasks[-1].work_s * busy, busy)
+        curve = (alone or {}).get(span.op)
+        busy = max(1e-3, span.activity) * chunks
+        if curve is None:
+            curve = Response(0.0, max(0.0, span.duration_s) * busy, busy)
+        tasks.append(Task(name, lane, curve.seconds(chunks), busy, tuple(after)))
+        curves[name] = curve
         ends, names = ended.setdefault(lane, ([], []))
         # ends of a lane that runs in order increase; where clocks disagree, the later one counts
         ends.append(max(span.end_s, ends[-1] if ends else span.end_s))

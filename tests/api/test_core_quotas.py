@@ -86,11 +86,16 @@ def test_quotas_hold_while_an_iteration_runs(far: Hosted, threads: None, tmp_pat
 def test_a_search_tries_what_the_profile_speaks_for(far: Hosted, threads: None) -> None:
     policy, seen = nn.Linear(3, 4), []
     step = rose_compiler.compile(iteration, tune=True)
-    for _ in range(6):
+    for _ in range(12):
         step(policy, far, seen)
+    alone = [(len(cores), threads) for cores, threads in seen[2:8]]
+    assert alone == [(1, 1)] * 3 + [(2, 2)] * 3  # in program order, with one and two cores
     table = step.explain()
     assert "cores=" in table
     assert "host:far/" in table
+    (planned,) = step._last.unit.cores.plans.values()
+    assert planned.given == 2
+    assert planned.predicted_s is not None
     step.close()
     assert far.where() == (CORES, 2)
 

@@ -68,21 +68,19 @@ def test_what_operations_take_by_themselves_replaces_a_fight_for_cores() -> None
             Span("step", "host:sim", 0.0, 0.5, activity=1.0),
         )
     )
-    calm = Profile(
-        "m",
-        (0.2,),
-        ops=(
-            OpTime("act", 1, 0.05, 0.05, activity=0.9),
-            OpTime("step", 1, 0.06, 0.06, activity=0.5),
-            OpTime("other", 1, 1.0, 1.0),
-        ),
-    )
-    inflated = divide(branches(crowded, 2), 2)
-    found = divide(branches(crowded, 2, alone_in(calm)), 2)
+
+    def calm(act: float, step: float) -> list[Profile]:
+        late = OpTime("act", 1, 2 * act, 2 * act)  # in an iteration that was disturbed
+        ops = (OpTime("act", 1, act, act), OpTime("step", 1, step, step))
+        return [Profile("m", (0.2,), ops=(late,)), Profile("m", (0.2,), ops=ops)]
+
+    alone = alone_in({1: calm(0.09, 0.06), 2: calm(0.05, 0.06)})
+    assert alone["act"].seconds(1) == pytest.approx(0.09)
+    assert alone["act"].seconds(2) == pytest.approx(0.05)
+    assert alone["step"].seconds(2) == pytest.approx(0.06)
+    found = divide(branches(crowded, 2, alone), 2)
     assert dict(found.chunks) == {"coordinator": 1, "host:sim": 1}
-    # act needs 1.8 cores for 50 ms, so 90 ms on one; step no more than its 60 ms
     assert found.predicted_s == pytest.approx(0.09)
-    assert inflated.predicted_s == pytest.approx(1.0)
-    slow = {"act": (9.0, 0.1)}
-    same = branches(crowded, 2, slow)
-    assert same == branches(crowded, 2)
+    assert divide(branches(crowded, 2), 2).predicted_s == pytest.approx(1.0)
+    other = alone_in({1: [Profile("m", (0.2,), ops=(OpTime("other", 1, 1.0, 1.0),))]})
+    assert branches(crowded, 2, other) == branches(crowded, 2)
