@@ -163,6 +163,8 @@ class ShardTask(Task):
                 ran_s=None if told is None else told[:2],
             )
             lane.spans.append(span)
+            if told is not None and (named := self.shard.phases()):
+                phases.note(named, lane.name)
 
 
 class RemoteTask(Task):

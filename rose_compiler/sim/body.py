@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter, thread_time
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
+from rose_compiler.base import phases
 from rose_compiler.base.errors import ConfigError, fail, register
 from rose_compiler.sim import layout
 from rose_compiler.sim.infos import Raw, ShardInfos, collect, snapshot
@@ -33,6 +35,16 @@ register(
 #: A step's result whose infos are a dict, :class:`ShardInfos`, a :class:`Table` or
 #: :class:`Raw`.
 BodyResult = tuple[Any, Any, Any, Any, Any]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A step's result, when it began and ended (``perf_counter``) with its CPU seconds, and the
+    named phases in it."""
+
+    result: BodyResult
+    times: tuple[float, float, float]
+    phases: list[phases.Ended]
 
 
 @dataclass(frozen=True)
@@ -130,6 +142,14 @@ class Body:
         """One step, from its begin to its end."""
         self.begin(actions)
         return self.finish()
+
+    def timed_step(self, actions: Any) -> Timed:
+        """One step, with its times and the phases in it."""
+        with phases.collecting() as ended:
+            start, cpu = perf_counter(), thread_time()
+            result = self.step(actions)
+            times = start, perf_counter(), thread_time() - cpu
+        return Timed(result, times, ended)
 
     def begin(self, actions: Any) -> None:
         """Begin a step."""

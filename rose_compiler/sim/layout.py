@@ -104,7 +104,8 @@ class Layout:
     ``obs`` has a slot for each leaf of the observation, None where it is no plain array and is
     sent by message. ``reward`` has room for eight bytes an environment, whatever its type.
     ``actions`` is plain room; the arrays put there say their type when it changes. ``clock`` has
-    whether steps are timed, and of the last one that was: begin, end and CPU seconds.
+    whether steps are timed, and of the last one that was: begin, end, CPU seconds, and how many
+    named phases it had.
     """
 
     count: int
@@ -146,6 +147,6 @@ class Layout:
             place(np.bool_, count),
             place(np.bool_, count),
             place(np.uint8, room),
-            place(np.float64, 4),
+            place(np.float64, 5),
             end,
         )

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from rose_compiler.base import phases
 from rose_compiler.base.errors import RoseError, RuntimeFault, fail, register
 from rose_compiler.runtime.hosts import ProcessHost, ThreadHost, Ticket
 from rose_compiler.runtime.hosts.process import abandon_all
 from rose_compiler.sim import layout
-from rose_compiler.sim.body import Body, BodyResult, Traits
+from rose_compiler.sim.body import Body, BodyResult, Timed, Traits
 from rose_compiler.sim.infos import expand
 from rose_compiler.sim.protocol import StepResult
 from rose_compiler.sim.shared_body import SharedView
@@ -308,13 +309,33 @@ class ThreadShard(HostedShard):
     def __init__(self, name: str, traits: Traits, offset: int, host: ThreadHost) -> None:
         super().__init__(name, traits, offset)
         self.host: ThreadHost = host
+        self._timed = False
+        self._told: Timed | None = None
 
     def _begin(self, actions: Any) -> None:
-        self._ticket = self.host.submit("step", layout.copy(actions))
+        method = "timed_step" if self._timed else "step"
+        self._ticket = self.host.submit(method, layout.copy(actions))
 
     def _finish(self) -> BodyResult:
-        result: BodyResult = self._wait()
+        value: Any = self._wait()
+        if isinstance(value, Timed):
+            self._told = value
+            return value.result
+        result: BodyResult = value
         return result
+
+    def timed(self, on: bool) -> None:
+        """Let steps from now on be timed, or not; not while one is under way."""
+        self._timed, self._told = on, None
+
+    def times(self) -> tuple[float, float, float] | None:
+        """When the last step began and ended (``perf_counter``), and its CPU seconds; None where
+        it was not timed."""
+        return None if self._told is None else self._told.times
+
+    def phases(self) -> list[phases.Ended]:
+        """The named phases in the last step, if it was timed."""
+        return [] if self._told is None else self._told.phases
 
     def _finish_reset(self) -> tuple[Any, Any]:
         result: tuple[Any, Any] = self._wait()
@@ -352,10 +373,14 @@ class ProcessShard(HostedShard):
 
     def timed(self, on: bool) -> None:
         """Let the process time its steps from now on, or not; not while one is under way."""
-        self._view.clock[:] = on, 0.0, 0.0, 0.0
+        self._view.clock[:] = on, 0.0, 0.0, 0.0, 0.0
 
     def times(self) -> tuple[float, float, float] | None:
         """When the last step began and ended (``perf_counter``), and its CPU seconds; None where
         it was not timed."""
-        _, start, end, cpu = map(float, self._view.clock)
+        _, start, end, cpu, _ = map(float, self._view.clock)
         return (start, end, cpu) if end else None
+
+    def phases(self) -> list[phases.Ended]:
+        """The named phases in the last step, if it was timed; before the next begins."""
+        return list(self.host.call("phases")) if self._view.clock[4] else []

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rose_compiler.base import phases
 from rose_compiler.sim import layout
 from rose_compiler.sim.body import Body, BodyFactory, BodyResult, ShardVector, Traits
 from rose_compiler.sim.codec import InfoCodec
@@ -62,19 +63,24 @@ class SharedBody:
 
     def step(self) -> Message:
         """Step with the actions in shared memory."""
-        clock = self._clock
-        if not clock[0]:
-            # an environment may keep its action, and the memory is written anew for the next step
-            return self._publish(*self.body.step(self._actions.copy()))
-        # the monotonic clock is the same in all processes of a machine
-        start, cpu = perf_counter(), process_time()
-        message = self._publish(*self.body.step(self._actions.copy()))
-        clock[1:] = start, perf_counter(), process_time() - cpu
-        return message
+        # an environment may keep its action, and the memory is written anew for the next step
+        return self.step_with(self._actions.copy())
 
     def step_with(self, actions: Any) -> Message:
         """Step with actions that came by message."""
-        return self._publish(*self.body.step(actions))
+        clock = self._clock
+        if not clock[0]:
+            return self._publish(*self.body.step(actions))
+        # the monotonic clock is the same in all processes of a machine
+        start, cpu = perf_counter(), process_time()
+        with phases.collecting() as self._ended:
+            message = self._publish(*self.body.step(actions))
+        clock[1:] = start, perf_counter(), process_time() - cpu, len(self._ended)
+        return message
+
+    def phases(self) -> list[phases.Ended]:
+        """The phases in the last step that was timed."""
+        return self._ended
 
     def reset(self, seed: Any, options: dict[str, Any] | None, mask: Any) -> Message:
         """Reset all environments, or those of the mask."""

@@ -10,18 +10,52 @@ import numpy as np
 import pytest
 from sim_envs import Walk
 
+from rose_compiler.base import phases
 from rose_compiler.runtime.support import Runtime
 from rose_compiler.sim import ShardedEnv
 
 ACTIONS = np.zeros((2, 2), np.float32)
 
 
-@pytest.fixture(scope="module")
-def env() -> Iterator[Any]:
-    made = ShardedEnv.split([Walk] * 2, shards=1, hosts="process")
+class Phased(Walk):
+    """Names what it does in a step."""
+
+    def step(self, action: Any) -> Any:
+        import rose_compiler as rose  # in its process
+
+        with rose.phase("physics"):
+            sleep(0.002)
+            return super().step(action)
+
+
+@pytest.fixture(scope="module", params=["process", "thread"])
+def env(request: pytest.FixtureRequest) -> Iterator[Any]:
+    made = ShardedEnv.split([Walk] * 2, shards=1, hosts=request.param)
     made.reset(seed=0)
     yield made
     made.close()
+
+
+@pytest.mark.parametrize("hosts", ["process", "thread"])
+def test_phases_in_a_shard_are_noted_on_its_lane(hosts: Any) -> None:
+    env = ShardedEnv.split([Phased] * 2, shards=1, hosts=hosts)
+    env.reset(seed=0)
+    (shard,) = env.shards()
+    runtime = Runtime()
+    lane = runtime.lane("shard:0")
+    lane.step(7, shard, ACTIONS).wait()
+    with runtime.recording() as spans:
+        for _ in range(2):
+            lane.step(7, shard, ACTIONS).wait()
+    steps = [span for span in spans if span.kind != phases.KIND]
+    named = [span for span in spans if span.kind == phases.KIND]
+    assert [(span.op, span.lane) for span in named] == [("physics", "shard:0")] * 4
+    for k, step in enumerate(steps):
+        for phase in named[2 * k : 2 * k + 2]:  # one for each environment
+            assert step.ran_s is not None
+            assert step.ran_s[0] <= phase.start_s < phase.end_s <= step.ran_s[1]
+    runtime.close()
+    env.close()
 
 
 def test_a_step_is_timed_where_it_runs(env: Any) -> None:
