@@ -76,6 +76,7 @@ class Tuning:
         self._quotas: dict[Decision, tuple[float, float]] = {}
         self._adopted = False  # what is in force was not tried in this run
         self._asked_to_compile = False
+        self._was_compiling = False  # something was compiled while the last iteration ran
         self._told: dict[Decision, str] = {}  # the verdicts that remarks have been left of
         self._edit = knobs.current().edit
         close = options.numerics == "close"
@@ -171,7 +172,9 @@ class Tuning:
         if chooser is None:
             return
         searching = not chooser.settled
-        if self._work.stop():
+        # caches are cold and memory is new to an iteration that something was compiled in
+        cold, self._was_compiling = self._was_compiling, False
+        if self._work.stop() and not cold:
             chooser.record(chooser.candidates.index(decision), seconds, float(iterations))
         else:
             chooser.skip(seconds)
@@ -213,6 +216,7 @@ class Tuning:
                 why = f"{note.name} compiled by Inductor in {note.seconds:.1f} s"
                 self.log.add(Remark("note", "fuse", (), "inductor", why))
         seconds = sum(note.seconds for note in notes)
+        self._was_compiling = any(note.seconds for note in found)
         if notes:
             self.skip(seconds)
         return seconds

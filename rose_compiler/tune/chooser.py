@@ -26,6 +26,9 @@ PAIRS = 6
 FINAL_PAIRS = 8
 #: Pairs of any duel where a gain shows in the median, but not beyond doubt.
 MOST_PAIRS = 20
+#: Share of the budget after which candidates are compared with eager and no more with each other:
+#: small differences between them must not take the time in which a large one would be found.
+DUELS = 0.5
 #: By how much the median must win, the interval lying above 1 besides.
 MARGIN = 0.01
 #: Standard deviations by which a first trial may be the slower one by chance.
@@ -247,9 +250,12 @@ class Chooser:
             self.phase = Phase.DUEL
         if self.phase is Phase.DUEL:
             self._drop_what_chance_can_not_explain()
-            if self._challengers:
+            if self._challengers and self.used < DUELS:
                 self._open_duel(self._challengers.pop(0), self.best)
                 return
+            for c in self._challengers:
+                self.verdicts[c] = "slower in its first trial; the time to compare was over"
+            self._challengers = []
             if self.best == self.eager:
                 self._settle(self.eager, "nothing was faster")
                 return
@@ -290,7 +296,8 @@ class Chooser:
         interval = median_interval(speedups)
         final = self.phase is Phase.FINAL
         promising = interval.median >= 1.0 + MARGIN
-        wanted = MOST_PAIRS if promising else FINAL_PAIRS if final else PAIRS
+        longer = promising and (final or self.used < DUELS)
+        wanted = MOST_PAIRS if longer else FINAL_PAIRS if final else PAIRS
         # looking again and again finds a difference by chance: an early end takes a clear one
         decided = len(speedups) >= 4 and (interval.low > EARLY or interval.high < 1.0)
         hopeless = len(speedups) >= 2 and max(speedups) < 1.0 and interval.median < 0.95

@@ -247,3 +247,13 @@ def test_a_challenge_has_no_budget_of_its_own() -> None:
 
 def test_the_better_of_two_schedules_that_beat_eager_is_found() -> None:
     assert share([0.45, 0.30, 0.285, 0.30], {2}, noise=0.05) >= 0.9
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_small_differences_leave_time_for_what_comes_after(seed: int) -> None:
+    """Of long iterations only few fit into a budget: what is alike is not compared until it ends,
+    so that a compiled form can still be tried."""
+    chooser = search([1.7, *[1.2, 1.19, 1.21, 1.2, 1.18, 1.2]], seed, noise=0.03, budget_s=120.0)
+    assert not chooser.ended_early
+    assert chooser.best != 0
+    assert chooser.allows(25.0)
