@@ -80,7 +80,7 @@ class Entry:
     def load(self, candidates: list[Decision | None]) -> int | None:
         """Which candidate an earlier run settled on; ``None`` where there is none to be trusted.
 
-        One with quotas is appended to the candidates.
+        One with quotas, or with pipelined loops, is appended to the candidates.
         """
         try:
             with open(self.path, "rb") as file:
@@ -94,12 +94,9 @@ class Entry:
                 raise ValueError("it belongs to something else")
             kept = found["decision"]
             decision = None if kept is None else Decision.from_dict(kept)
-            if (
-                decision is not None
-                and decision.cores
-                and replace(decision, cores=()) in candidates
-            ):
-                candidates.append(decision)  # quotas are found anew in each run
+            found_anew = decision is not None and (decision.cores or decision.pipeline)
+            if found_anew and replace(decision, cores=(), pipeline=()) in candidates:  # type: ignore[type-var]
+                candidates.append(decision)  # quotas and pipelined loops are found in each run
             return candidates.index(decision)
         except FileNotFoundError:
             return None

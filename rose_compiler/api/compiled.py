@@ -214,6 +214,7 @@ class Compiled:
         log.extend(self._log)
         log.extend(self._require().unit.watch.remarks)
         log.extend(self._schedule().history.remarks)
+        log.extend(self._require().unit.profiling.remarks(pipelined=tuning.tuned))
         for component in hosted(self._require().unit.program.objects).values():
             log.extend(component.rose_remarks)
         head = textwrap.fill(f"{self.__name__}: {tuning.summary()}", width, break_long_words=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 
@@ -16,7 +16,11 @@ from rich.table import Table
 from rose_compiler.base.machine import Machine
 from rose_compiler.base.marks import key_of
 from rose_compiler.base.profile import Profile
+from rose_compiler.base.remarks import Remark
 from rose_compiler.codegen.schedule import Action, Body, Schedule
+from rose_compiler.ir import bodies
+from rose_compiler.ir.deps import place, title_name
+from rose_compiler.ir.keys import loops_by_key, nodes_by_key
 from rose_compiler.ir.ops import BRANCH, LOOP
 from rose_compiler.ir.program import BranchView, LoopView, Program, is_call
 from rose_compiler.tune.bounds import Bound, Interval, bound
@@ -26,6 +30,10 @@ from rose_compiler.tune.predict import Prediction, predict
 from rose_compiler.tune.transfer import loop_trips, transfer
 
 _WHAT: dict[str, What] = {"run": "run", "submit": "submit", "await": "wait"}
+#: A loop could be pipelined if the bound is at most this share of what a trip takes.
+WORTH = 0.95
+#: Operations named as what fills a lane.
+SHOWN = 3
 
 
 def nest_of(
@@ -120,6 +128,8 @@ class CostModel:
     bound: Bound
     measured_s: float
     labels: Mapping[str, str]
+    names: Mapping[str, str]  # of operations, with the user's lines
+    overlapping: frozenset[str] = frozenset()  # loops that no exit keeps from being pipelined
 
     @classmethod
     def of(cls, plan: Schedule, program: Program, profile: Profile, machine: Machine) -> CostModel:
@@ -139,6 +149,12 @@ class CostModel:
             bound(program, nest, costs, machine),
             statistics.median(profile.iteration_s),
             {o.op: o.label for o in profile.ops},
+            {key: _named(node) for key, node in nodes_by_key(program).items()},
+            frozenset(
+                key
+                for key, loop in loops_by_key(program).items()
+                if loop.facts.kind != "while" and not bodies.exits(loop.graph)
+            ),
         )
 
     def render(self, width: int = 100) -> str:
@@ -197,30 +213,105 @@ class CostModel:
         return f"[{label}]" if ":" in label else str(term)
 
     def _intervals(self) -> Table:
-        table = Table(title="least ms between trips of pipelined loops", title_justify="left")
-        table.add_column("loop")
+        table = Table(
+            title="least ms between trips of loops that are pipelined, or could be (*)",
+            title_justify="left",
+        )
+        table.add_column("loop", overflow="fold")
         for name in ("ResMII", "RecMII", "MII"):
             table.add_column(name, justify="right")
-        table.add_column("set by")
-        nests = {n.key: n for n in self.nest.walk()}
-        for one in self.bound.intervals:
-            nest = nests.get(one.loop)
-            if nest is None or not (nest.lanes or nest.depth):
-                continue
+        table.add_column("set by", overflow="fold")
+        for least in self.least():
             table.add_row(
-                one.loop,
-                *(f"{1e3 * s:.3f}" for s in (one.res_mii, one.rec_mii, one.mii)),
-                _set_by(one),
+                least.loop + ("" if least.pipelined else " *"),
+                *(f"{1e3 * s:.3f}" for s in (least.res_mii, least.rec_mii, least.mii)),
+                least.set_by,
             )
         return table
 
+    def least(self) -> Iterator[Least]:
+        """What bounds the trips of each loop that is pipelined, or could be."""
+        nests = {n.key: n for n in self.nest.walk()}
+        for one in self.bound.intervals:
+            nest = nests.get(one.loop)
+            if nest is None or nest.trips < 2 or one.loop not in self.overlapping:
+                continue
+            name = self.names.get(one.loop, one.loop)
+            if nest.lanes or nest.depth:
+                resource = one.tightest if one.rec_mii <= one.res_mii else ""
+                by = self._resource(one, resource) if resource else self._recurrence(one)
+                yield Least(one.loop, name, one.res_mii, one.rec_mii, by, True)
+                continue
+            own = one.resources.get("coordinator", 0.0)
+            taken = {k: self._taken(nest, k) for k in one.fills.get("coordinator", ())}
+            longest = max(taken, key=lambda k: taken[k], default="")
+            found = max(one.resources["cores"], taken.get(longest, 0.0))
+            if max(found, one.rec_mii) > WORTH * own:
+                continue
+            if one.rec_mii > found:
+                by = self._recurrence(one)
+            elif found > one.resources["cores"]:
+                by = f"the longest operation: {self.names.get(longest, longest)}"
+            else:
+                by = self._resource(one, "cores")
+            yield Least(one.loop, name, found, one.rec_mii, by, False)
 
-def _set_by(interval: Interval) -> str:
-    if interval.tightest != "recurrence" or interval.recurrence is None:
-        return interval.tightest
-    keys = [k.rpartition("/")[2] for k in interval.recurrence.keys]
-    trips = interval.recurrence.distance
-    return " -> ".join(keys) + (f", {trips} trips" if trips != 1 else "")
+    def _taken(self, nest: Nest, key: str) -> float:
+        """Seconds a trip of one operation, or loop, of a body."""
+        if key in self.prediction.loops:
+            return self.prediction.loops[key]
+        return sum(s.times for s in nest.steps if s.key == key) * self.costs[key].run_s
+
+    def _resource(self, interval: Interval, name: str) -> str:
+        if name == "cores":
+            return f"all work on {self.machine.capacity:g} cores"
+        fills = interval.fills.get(name, ())
+        named = [self.names.get(key, key) for key in fills[:SHOWN]]
+        if len(fills) > SHOWN:
+            named.append(f"{len(fills) - SHOWN} more")
+        return f"{name}: {', '.join(named)}"
+
+    def _recurrence(self, interval: Interval) -> str:
+        cycle = interval.recurrence
+        assert cycle is not None
+        named = " -> ".join(self.names.get(key, key) for key in cycle.keys)
+        far = "the next trip" if cycle.distance == 1 else f"{cycle.distance} trips later"
+        return f"recurrence: {named} -> again {far}"
+
+    def remarks(self, *, pipelined: bool = False) -> Iterator[Remark]:
+        """What bounds the trips of each loop, as remarks; of pipelined ones alone, if asked."""
+        for one in self.least():
+            if pipelined and not one.pipelined:
+                continue
+            what = "is pipelined" if one.pipelined else "could be pipelined"
+            why = (
+                f"{one.name} {what}: a trip at most every {1e3 * one.mii:.3g} ms (ResMII "
+                f"{1e3 * one.res_mii:.3g}, RecMII {1e3 * one.rec_mii:.3g}), set by {one.set_by}"
+            )
+            yield Remark("note", "cost", (), "interval", why)
+
+
+@dataclass(frozen=True)
+class Least:
+    """The least seconds between two trips of a loop, and what sets them."""
+
+    loop: str
+    name: str
+    res_mii: float
+    rec_mii: float
+    set_by: str
+    pipelined: bool
+
+    @property
+    def mii(self) -> float:
+        """The larger one."""
+        return max(self.res_mii, self.rec_mii)
+
+
+def _named(node: fx.Node) -> str:
+    """A node with the user's line."""
+    where = place(node)
+    return title_name(node) if where is None else f"{title_name(node)} (line {where.line})"
 
 
 def _wrapped(line: str, width: int) -> list[str]:

@@ -14,6 +14,7 @@ from rose_compiler.base.errors import ConfigError, fail, register
 from rose_compiler.base.machine import Machine, detect_cpu
 from rose_compiler.base.marks import Mark
 from rose_compiler.base.profile import Activity, Profile, Span, Timeline
+from rose_compiler.base.remarks import Remark
 from rose_compiler.codegen.emit import emit
 from rose_compiler.codegen.load import load
 from rose_compiler.ir.program import Program
@@ -198,6 +199,14 @@ class Profiling:
         last = self.last
         assert last.plan is not None
         return CostModel.of(last.plan, last.program, last.profile, last.machine)
+
+    def remarks(self, *, pipelined: bool) -> list[Remark]:
+        """What bounds the trips of loops in the schedule that was profiled last, nothing where none
+        was; of pipelined loops alone, if asked."""
+        found = None if self.latest is None else self.of[self.latest]
+        if found is None or not found.iteration_s:
+            return []
+        return list(self.cost().remarks(pipelined=pipelined))
 
     def windows(self) -> Windows:
         """The windows of the iteration that was profiled last."""

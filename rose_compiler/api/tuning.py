@@ -131,6 +131,20 @@ class Tuning:
             return None
         return next((c for c in self._chooser.candidates if c is not None and c.hosted), None)
 
+    def propose(self, decision: Decision) -> None:
+        """Try one more schedule, before any is tried."""
+        assert self._chooser is not None
+        self._chooser.offer(decision)
+
+    @property
+    def plain(self) -> Decision | None:
+        """The first candidate that leaves trips as they follow each other, before any is tried;
+        ``None`` where there is none, or the search is under way."""
+        if self._chooser is None or self.settled or self._chooser.begun:
+            return None
+        found = (c for c in self._chooser.candidates if c is not None and c != Decision())
+        return next((c for c in found if not c.defer), None)
+
     @property
     def trying(self) -> bool:
         """Whether a schedule that can't be built is dropped, and another one taken."""

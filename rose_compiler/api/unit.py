@@ -14,6 +14,7 @@ from rose_compiler.api.cores import CoreQuotas
 from rose_compiler.api.costing import forecast
 from rose_compiler.api.options import Options
 from rose_compiler.api.orders import OrderCheck
+from rose_compiler.api.pipelining import Pipelining
 from rose_compiler.api.profiling import Profiling
 from rose_compiler.api.schedules import Schedule
 from rose_compiler.api.tracing import Trace, Tracer
@@ -52,6 +53,7 @@ class Unit(Building):
         self._hosted: bool | None = None  # whether any component lives in a host
         self._tuning: Tuning | None = None
         self.cores = CoreQuotas(log)
+        self.pipelining = Pipelining(log)
 
     def run(
         self,
@@ -121,6 +123,7 @@ class Unit(Building):
             self.profiling.baseline_done = True
             done, result = self._baseline(runtime, values, states, tuning, Decision())
             if done:
+                self.pipelining.propose(self, self.profiling.of.get(Decision()), tuning)
                 return result
         close = self.options.numerics == "close"
         if wanted := self.cores.wanted(tuning, self.program.objects, close):

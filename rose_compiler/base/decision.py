@@ -22,6 +22,27 @@ _COUNTS = {"groups": 0, "rollout_threads": 1, "update_threads": 1}  # field -> l
 
 
 @dataclass(frozen=True)
+class Pipelined:
+    """One loop whose trips overlap.
+
+    ``loop`` is its key: the names of the loops around it and its own, with slashes between.
+    ``lanes`` is how many lanes there are beside the coordinator, ``micros`` what each operation of
+    the loop's own body takes, by its name, in whole microseconds; one left out takes no time. The
+    schedule follows from these alone, so that a decision gives the same one wherever it is used.
+    """
+
+    loop: str
+    lanes: int
+    micros: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.lanes, int) and not isinstance(self.lanes, bool) and self.lanes > 0
+        if not isinstance(self.loop, str) or not self.loop or not whole:
+            raise _malformed("pipeline", "a loop, and one lane or more", self)
+        object.__setattr__(self, "micros", _pairs(self.micros, "pipeline", least=0))
+
+
+@dataclass(frozen=True)
 class Decision:
     """One point of the schedule space. The default is the program in its own order.
 
@@ -40,6 +61,7 @@ class Decision:
     ``fuse``: optimizers that can step by one kernel for all parameters do so.
     ``compile``: a loss and its ``backward`` become one function that Inductor compiles, and so does
     each of the longest graphs that record no gradients.
+    ``pipeline``: loops whose trips overlap over lanes, each with what its schedule is made from.
     """
 
     groups: int = 0
@@ -52,9 +74,11 @@ class Decision:
     hosted: bool = False
     cores: tuple[tuple[str, int], ...] = ()
     compile: bool = False
+    pipeline: tuple[Pipelined, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cores", _pairs(self.cores))
+        object.__setattr__(self, "pipeline", _pipelined(self.pipeline))
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise _malformed(name, " or ".join(map(repr, choices)), getattr(self, name))
@@ -109,24 +133,39 @@ class Decision:
         parts = [
             f"{f.name}={getattr(self, f.name)}"
             for f in fields(self)
-            if f.name != "cores" and getattr(self, f.name) != getattr(default, f.name)
+            if f.name not in ("cores", "pipeline")
+            and getattr(self, f.name) != getattr(default, f.name)
         ]
         if self.cores:
             parts.append("cores=" + ",".join(f"{lane}/{count}" for lane, count in self.cores))
+        if self.pipeline:
+            loops = (f"{one.loop.replace('/', '.')}:{one.lanes}" for one in self.pipeline)
+            parts.append("pipeline=" + ",".join(loops))
         return " ".join(parts) or "program order"
 
 
-def _pairs(cores: Any) -> tuple[tuple[str, int], ...]:
-    """Lanes and their cores, from JSON too."""
+def _pipelined(found: Any) -> tuple[Pipelined, ...]:
+    """Loops whose trips overlap, from JSON too."""
+    try:
+        made = tuple(one if isinstance(one, Pipelined) else Pipelined(**one) for one in found)
+    except TypeError:
+        raise _malformed("pipeline", "loops with their lanes", found) from None
+    if len({one.loop for one in made}) != len(made):
+        raise _malformed("pipeline", "each loop once", found)
+    return made
+
+
+def _pairs(cores: Any, name: str = "cores", least: int = 1) -> tuple[tuple[str, int], ...]:
+    """Names and their numbers (lanes and their cores), from JSON too."""
     try:
         pairs = tuple((lane, count) for lane, count in cores)
     except (TypeError, ValueError):
-        raise _malformed("cores", "pairs of a lane and a number", cores) from None
+        raise _malformed(name, "pairs of a name and a number", cores) from None
     lanes = [lane for lane, _ in pairs]
-    whole = all(type(count) is int and count > 0 for _, count in pairs)
+    whole = all(type(count) is int and count >= least for _, count in pairs)
     named = all(isinstance(lane, str) and lane for lane in lanes)
     if not whole or not named or len(set(lanes)) != len(lanes):
-        raise _malformed("cores", "pairs of a lane, once each, and a number of cores", cores)
+        raise _malformed(name, "pairs of a name, once each, and a number", cores)
     return pairs
 
 

@@ -6,7 +6,7 @@ import torch.fx as fx
 
 from rose_compiler.base.marks import key_of
 from rose_compiler.ir.ops import LOOP
-from rose_compiler.ir.program import Program, children, is_call
+from rose_compiler.ir.program import LoopView, Program, children, is_call
 
 
 def nodes_by_key(program: Program) -> dict[str, fx.Node]:
@@ -26,3 +26,8 @@ def nodes_by_key(program: Program) -> dict[str, fx.Node]:
 
     walk(program.root, ())
     return found
+
+
+def loops_by_key(program: Program) -> dict[str, LoopView]:
+    """All loops by key, outermost first."""
+    return {k: LoopView(n) for k, n in nodes_by_key(program).items() if is_call(n, LOOP)}

@@ -14,6 +14,7 @@ from rose_compiler.passes.fuse import Fuse
 from rose_compiler.passes.hoist import HoistInvariant
 from rose_compiler.passes.hosts import Hosts
 from rose_compiler.passes.late import LateWork
+from rose_compiler.passes.pipeline_loops import PipelineLoops
 from rose_compiler.passes.place import Place
 from rose_compiler.passes.scan import Scan
 from rose_compiler.passes.split import Split
@@ -57,6 +58,11 @@ ORDER: tuple[Entry, ...] = (
         "before late: on trips on which nothing waits for an update, it is late work",
     ),
     Entry(LateWork(), "behind all that make or remove operations: it fixes the order of the rest"),
+    Entry(
+        PipelineLoops(),
+        "behind late: it places the loops anew that the decision names, with the copies of lent "
+        "buffers that late has made",
+    ),
     Entry(Place(), "behind late: lanes for steps that nothing else has placed, and thread counts"),
     Entry(
         Hosts(), "last: bodies with steps are placed by then, and keep the order that steps want"

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-import networkx as nx
 import torch.fx as fx
 
 from rose_compiler.base.machine import Machine
 from rose_compiler.base.marks import key_of
+from rose_compiler.ir.cycles import max_ratio_cycle
 from rose_compiler.ir.deps import Dependences
 from rose_compiler.ir.ops import BRANCH, LOOP
 from rose_compiler.ir.program import BranchView, LoopView, Program, is_call
 from rose_compiler.tune.nest import Cost, Nest
-
-#: Differences below this many seconds are rounding.
-_EPSILON = 1e-12
 
 
 @dataclass(frozen=True)
@@ -44,12 +41,14 @@ class Interval:
     """The least seconds between two trips of one loop.
 
     ``resources`` has what each lane (``coordinator`` among them) and the cores together need a
-    trip; ``recurrence`` is the cycle that sets RecMII, ``None`` without one.
+    trip, ``fills`` the operations that take it, by key, the longest first; ``recurrence`` is the
+    cycle that sets RecMII, ``None`` without one.
     """
 
     loop: str
     resources: Mapping[str, float]
     recurrence: Cycle | None
+    fills: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def res_mii(self) -> float:
@@ -159,19 +158,24 @@ class _Bounder:
     def _interval(
         self, view: LoopView, nest: Nest | None, inside: tuple[str, ...], work: float
     ) -> Interval:
-        resources: dict[str, float] = defaultdict(float)
+        parts: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         for step in () if nest is None else nest.steps:
             cost = self.costs[step.key]
             if step.what == "submit":
-                resources["coordinator"] += cost.submit_s
-                resources[step.lane] += cost.run_s
+                parts["coordinator"][step.key] += cost.submit_s
+                parts[step.lane][step.key] += cost.run_s
             elif step.what == "wait":
-                resources["coordinator"] += cost.receive_s
+                parts["coordinator"][step.key] += cost.receive_s
             elif step.what == "run":
-                resources["coordinator"] += step.times * cost.run_s
+                parts["coordinator"][step.key] += step.times * cost.run_s
             elif step.inner is not None:
-                resources["coordinator"] += self._sequential(step.inner)
+                parts["coordinator"][step.key] += self._sequential(step.inner)
+        resources = {name: sum(taken.values()) for name, taken in parts.items()}
         resources["cores"] = work / self.machine.capacity
+        fills = {
+            name: tuple(sorted((k for k in taken if taken[k] > 0), key=lambda k: -taken[k]))
+            for name, taken in parts.items()
+        }
         edges = [
             (e.src, e.dst, e.least if e.distance is None else e.distance)
             for e in self.deps.edges(view.graph)
@@ -189,7 +193,7 @@ class _Bounder:
             nodes, seconds, distance = found
             named = tuple(key_of(inside, n.name) for n in nodes if latency(n) > 0)
             cycle = Cycle(named, seconds, distance)
-        return Interval("/".join(inside), dict(resources), cycle)
+        return Interval("/".join(inside), resources, cycle, fills)
 
     def _sequential(self, nest: Nest) -> float:
         """Seconds of a loop whose work is all done one after the other."""
@@ -227,63 +231,3 @@ def longest_path(
     while (previous := came[chain[-1]]) is not None:
         chain.append(previous)
     return end[last], chain[::-1]
-
-
-def max_ratio_cycle(
-    edges: Iterable[tuple[fx.Node, fx.Node, int]], latency: Callable[[fx.Node], float]
-) -> tuple[list[fx.Node], float, int] | None:
-    """The cycle with the largest latency over distance: its nodes, latency and distance.
-
-    Newton's method on the ratio (Dinkelbach, 1967): as long as some cycle beats the best ratio so
-    far, that is as long as it is negative under distance * ratio - latency, take its ratio. A cycle
-    without any distance would be a contradiction.
-    """
-    graph = nx.DiGraph()
-    for src, dst, distance in edges:
-        known = graph.get_edge_data(src, dst)
-        if known is None or distance < known["distance"]:
-            graph.add_edge(src, dst, distance=distance)
-    best: tuple[list[fx.Node], float, int] | None = None
-    for part in nx.strongly_connected_components(graph):
-        inside = graph.subgraph(part)
-        if inside.number_of_edges() == 0:
-            continue
-        while True:
-            ratio = 0.0 if best is None else best[1] / best[2]
-            cycle = _beating(inside, latency, ratio)
-            if cycle is None:
-                break
-            pairs = list(zip(cycle, [*cycle[1:], cycle[0]], strict=True))
-            distance = sum(inside.edges[pair]["distance"] for pair in pairs)
-            seconds = sum(latency(n) for n in cycle)
-            if distance <= 0 or (best is not None and seconds / distance <= ratio + _EPSILON):
-                break
-            best = cycle, seconds, distance
-    return best
-
-
-def _beating(
-    graph: nx.DiGraph, latency: Callable[[fx.Node], float], ratio: float
-) -> list[fx.Node] | None:
-    """A cycle whose latency over distance is above ``ratio`` (Bellman-Ford)."""
-    weights = [
-        (u, v, data["distance"] * ratio - latency(u)) for u, v, data in graph.edges(data=True)
-    ]
-    far = dict.fromkeys(graph.nodes, 0.0)
-    came: dict[fx.Node, fx.Node] = {}
-    for _ in range(graph.number_of_nodes() + 1):
-        changed = None
-        for u, v, weight in weights:
-            if far[u] + weight < far[v] - _EPSILON:
-                far[v] = far[u] + weight
-                came[v] = u
-                changed = v
-        if changed is None:
-            return None
-    at = changed
-    for _ in range(graph.number_of_nodes()):  # back onto the cycle
-        at = came[at]  # type: ignore[index]
-    cycle = [at]
-    while came[cycle[-1]] is not at:  # type: ignore[index]
-        cycle.append(came[cycle[-1]])  # type: ignore[index]
-    return cycle[::-1]  # type: ignore[return-value]

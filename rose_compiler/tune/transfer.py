@@ -82,7 +82,7 @@ def transfer(
                 costs[key] = _step(found, len(keys) / found.places, shards)
             else:
                 rows = found.places / len(keys) * (max(1.0, each) if deferred else 1.0)
-                costs[key] = scaled(found.cost, rows, _calls(node))
+                costs[key] = _on_lane(scaled(found.cost, rows, _calls(node)), node)
     return Costs(costs), times
 
 
@@ -93,6 +93,14 @@ def scaled(cost: Cost, rows: float, calls: int) -> Cost:
     fixed = min(cost.run_s, calls * CALL_S)
     run = fixed + (cost.run_s - fixed) * rows
     return replace(cost, run_s=run, work_s=cost.work_s * run / cost.run_s)
+
+
+def _on_lane(cost: Cost, node: fx.Node) -> Cost:
+    """The cost of an operation that a thread runs, where no profile has seen it there."""
+    slot = facts.get(node).slot
+    if slot is None or not slot.lane.startswith("thread:") or cost.launch_s:
+        return cost
+    return replace(cost, submit_s=SMALL_S, receive_s=SMALL_S, launch_s=LAUNCH_S)
 
 
 def _step(found: Known, groups: float, shards: int) -> Cost:

@@ -10,8 +10,9 @@ import pytest
 import torch.fx as fx
 
 from rose_compiler.base.machine import Machine
+from rose_compiler.ir.cycles import max_ratio_cycle
 from rose_compiler.ir.parse import parse
-from rose_compiler.tune.bounds import bound, longest_path, max_ratio_cycle
+from rose_compiler.tune.bounds import bound, longest_path
 from rose_compiler.tune.nest import Cost, Costs, Nest, Step
 
 TWO = Machine("two cores", 2)
