@@ -112,11 +112,14 @@ _typed = lru_cache(maxsize=1024)(types)
 _fits: dict[tuple[Any, ...], Fit | None] = {}
 
 
-def fit(of: Recurrence, args: Sequence[Any], behind: Given | None = None) -> Given | None:
+def fit(
+    of: Recurrence, args: Sequence[Any], behind: Given | None = None, *, alone: bool = True
+) -> Given | None:
     """The recurrence on these arguments, if it can be computed at once on them.
 
     ``behind`` is what it goes on from: the initial carried values are then those that this hands
-    on, and lie in memory of their own.
+    on, and lie in memory of their own. Of a single trip that is not ``alone``, nothing but numbers
+    is computed beforehand.
     """
     inputs = tuple(resolve(i, args) for i in of.inputs)
     began = tuple(args[: of.handed])
@@ -132,7 +135,7 @@ def fit(of: Recurrence, args: Sequence[Any], behind: Given | None = None) -> Giv
     if any(s is None for s in seeds):
         return None
     handed = seeds if behind is not None else (*began, *seeds)
-    makes = tuple(map(_make, inputs)), tuple(map(_make, handed))
+    makes = tuple(map(make_of, inputs)), tuple(map(make_of, handed))
     key = (of, *makes, torch.is_grad_enabled(), behind and (behind.dtype, behind.fit.axes))
     if key in _fits:
         found = _fits[key]
@@ -147,6 +150,8 @@ def fit(of: Recurrence, args: Sequence[Any], behind: Given | None = None) -> Giv
     for k in found.order.invariant:
         item = of.items[k]
         if item.kind == "call":
+            if not alone and len(of.trips) == 1 and found.kinds[k] != "number":
+                continue
             given = [fixed[a] for a in item.args]
             computed = scan_arrays.call if of.arrays else _computed
             fixed[k] = computed(item.function, given)
@@ -168,7 +173,8 @@ def _computed(function: str, args: Sequence[Any]) -> Any:
     return FUNCTIONS[function](*args)
 
 
-def _make(value: Any) -> _Make:
+def make_of(value: Any) -> _Make:
+    """What is known of an argument without looking at its elements or where they lie."""
     if not isinstance(value, torch.Tensor):
         return (type(value),)
     if value.layout != torch.strided:

@@ -15,27 +15,26 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from torch.autograd.graph import increment_version
 
-from rose_compiler.base.recurrence import PROVEN
+from rose_compiler.base.recurrence import PROVEN, Recurrence
 from rose_compiler.kernels import native, scan_arrays, scan_cpu
 from rose_compiler.kernels.scan_fit import extent, stored
+from rose_compiler.kernels.scan_plan import Plan, column, number
 from rose_compiler.kernels.scan_source import BLOCK, Layout, Part, text
 
 if TYPE_CHECKING:
     from rose_compiler.kernels.scan_fit import Given
 
-Results = tuple[torch.Tensor, ...]
-
 #: Seconds that a recurrence spends on numpy before it is compiled: what compiling takes.
 AFTER_S = 0.25
 #: Elements of all rows from which on threads share the columns, and the fewest that one takes.
 SHARED, LEAST = 1 << 18, 256
+#: Plans that are kept.
+MOST = 1024
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,7 @@ class _Kernel:
 
     def __init__(self, parts: tuple[Part, ...]) -> None:
         self.form = form = text(parts)
-        spans = [n for of, _ in parts for n in (of.start, of.step, len(of.trips))]
-        self.spans = (ctypes.c_long * len(spans))(*spans)
+        self.spans = [n for of, _ in parts for n in (of.start, of.step, len(of.trips))]
         self.trips = sum(len(of.trips) for of, _ in parts)
         self.lock = threading.Lock()
         self.spent = 0.0
@@ -91,8 +89,8 @@ class _Kernel:
                 function = library.run
                 function.restype = None
                 function.argtypes = [
-                    *([ctypes.c_void_p] * 7),
-                    *(ctypes.c_long, ctypes.c_long, ctypes.c_uint, ctypes.c_void_p),
+                    *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_long),
+                    *(ctypes.c_uint, ctypes.c_void_p),
                 ]
                 self.function = function
             return library is not None
@@ -103,26 +101,60 @@ class _Kernel:
         finally:
             self.lock.release()
 
+    def call(
+        self,
+        rows: list[int],
+        strides: list[int],
+        columns: list[torch.Tensor],
+        first: list[torch.Tensor | None],
+        last: list[torch.Tensor],
+        numbers: list[float],
+        *,
+        size: int,
+        whole: bool = True,
+    ) -> None:
+        """Run the function over the first ``size`` columns, by one thread unless they are the
+        ``whole``: addresses of inputs with rows and the distances of rows, values by column,
+        carried values in front and behind, numbers; part by part."""
+        given = [*rows, *strides, *(t.data_ptr() for t in columns)]
+        given += [0 if t is None else t.data_ptr() for t in first]
+        given += [t.data_ptr() for t in last]
+        given += self.spans
+        threads, block = _shared(size, self.trips) if whole else (1, PROVEN)
+        self.function(
+            (ctypes.c_long * len(given))(*given),
+            (ctypes.c_double * len(numbers))(*numbers),
+            *(size, block, threads, _fork() if threads > 1 else None),
+        )
+
 
 _kernels: dict[tuple[Part, ...], _Kernel] = {}
+#: By recurrence and the number of its parts: its middle alone has one.
+_plans: dict[tuple[Recurrence, int], Plan] = {}
 
 
-def run(given: Given, name: str = "", tell: Tell | None = None) -> Results:
+def run(given: Given, name: str = "", tell: Tell | None = None) -> tuple[Any, ...]:
     """Compute every trip, store what it stores; the final carried values.
 
     ``tell`` hears once of what was compiled, or why nothing was; ``name`` is the operation's.
     """
-    return together((given,), lambda: scan_cpu.run(given), name, tell)
+    return together(given.of, (given,), lambda: scan_cpu.run(given), name, tell)
+
+
+def plan_of(of: Recurrence, parts: int) -> Plan | None:
+    """How a recurrence of so many parts that was compiled and proven is called."""
+    return _plans.get((of, parts))
 
 
 def together(
+    of: Recurrence,
     parts: tuple[Given, ...],
     slow: Callable[[], tuple[Any, ...]],
     name: str = "",
     tell: Tell | None = None,
 ) -> tuple[Any, ...]:
-    """Compute recurrences that go on from one another, the first one's ``handed`` in front;
-    ``slow`` does the same without what is compiled. ``name`` and ``tell`` as for :func:`run`."""
+    """Compute the parts of a recurrence, which go on from one another, or its only one; ``slow``
+    does the same without what is compiled. ``name`` and ``tell`` as for :func:`run`."""
     kernel = _kernel(parts)
     if kernel is None or kernel.form is None:
         return slow()
@@ -133,9 +165,13 @@ def together(
 
     if kernel.ready(say):
         with torch.no_grad():
-            if kernel.proven:
-                return _run(parts, kernel)
-            return _proven(parts, kernel, slow, say)
+            if not kernel.proven:
+                return _proven(parts, kernel, slow, say)
+        call = partial(kernel.call, size=parts[0].shape_size)
+        if len(_plans) >= MOST:
+            _plans.clear()
+        plan = _plans[of, len(parts)] = Plan(of, parts, kernel.form.parts, call)
+        return plan.computed(parts)
     started = time.perf_counter()
     made = slow()
     kernel.spent += time.perf_counter() - started
@@ -201,13 +237,14 @@ def _proven(
     count = parts[0].of.tried(size)
     buffers = {_place(b): b for g in parts for s in g.of.stores for b in (g.inputs[s.source],)}
     into = {k: _columns_of(b, count).clone() for k, b in buffers.items()}
-    native_made = _compute(parts, kernel, into, count)
+    native_made = _tried(parts, kernel, into, count)
     made = slow()
     assert kernel.build is not None
     pairs = [(_columns_of(buffers[k], count), again) for k, again in into.items()]
     alike = True
+    shapes = [parts[-1].made_shape(j) for j in range(parts[-1].of.handed)]
     final = map(scan_arrays.seen, made) if parts[0].of.arrays else made
-    for a, b, shape in zip(final, native_made, _shapes(parts), strict=True):
+    for a, b, shape in zip(final, native_made, shapes, strict=True):
         alike = alike and isinstance(a, torch.Tensor) and tuple(a.shape) == shape
         if alike:
             pairs.append((a.detach().reshape(-1)[:count], b))
@@ -240,74 +277,32 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool((alike | (a.isnan() & b.isnan())).all())
 
 
-def _shapes(parts: tuple[Given, ...]) -> list[tuple[int, ...]]:
-    last = parts[-1]
-    return [last.made_shape(j) for j in range(last.of.handed)]
-
-
-def _run(parts: tuple[Given, ...], kernel: _Kernel) -> Results:
-    last, first = parts[-1], parts[0]
-    of = last.of
-    made = _compute(parts, kernel, {}, first.shape_size)
-    found: list[torch.Tensor] = []
-    for j, shape in enumerate(_shapes(parts)):
-        item = of.items[of.following[j]]
-        if item.kind == "row":  # as in the loop, what it handed on last is that row itself
-            found.append(last.inputs[item.source][of.trips[-1] + item.offset])
-        elif j in of.inplace:
-            first.carried[j].detach().copy_(made[j].view(first.shape))
-            found.append(first.handed[j])
-        else:
-            found.append(made[j].view(shape))
-    # autograd's check for changed tensors does not see C write
-    changed = {id(t): t for g in parts for s in g.of.stores for t in (g.inputs[s.source],)}
-    increment_version([t for t in changed.values() if not t.is_inference()])
-    return tuple(found)
-
-
-def _compute(
+def _tried(
     parts: tuple[Given, ...], kernel: _Kernel, into: dict[tuple[Any, ...], torch.Tensor], size: int
 ) -> list[torch.Tensor]:
-    """Let the function run over the first ``size`` columns; the final carried values of these.
-    Stores go to ``into``, by the place of the tensor, if it has one for them."""
-    form = kernel.form
-    assert form is not None
-    first, last = parts[0], parts[-1]
-    own = np.float32 if first.dtype == torch.float32 else np.float64
+    """Let the function run over the first ``size`` columns, stores going to ``into``, by the place
+    of the tensor; the final carried values of these columns."""
+    first = parts[0]
+    assert kernel.form is not None
     rows: list[torch.Tensor] = []
     columns: list[torch.Tensor] = []
     numbers: list[float] = []
-    for g, places in zip(parts, form.parts, strict=True):
-        given = [g.inputs[k] for k in places.rows]
-        rows += [into.get(_place(v), v) for v in given] if into else given
-        columns += [_column(g.fixed[k], g.shape) for k in places.columns]
-        numbers += [_number(g.fixed[k], own) for k in places.numbers]
-    handed = [
+    for g, places in zip(parts, kernel.form.parts, strict=True):
+        rows += [into.get(_place(v), v) for v in (g.inputs[k] for k in places.rows)]
+        columns += [column(g.fixed[k], g.shape) for k in places.columns]
+        numbers += [number(g.fixed[k]) for k in places.numbers]
+    began = [
         c.detach().contiguous() if isinstance(c, torch.Tensor) else None
         for c in first.carried[: first.of.handed]
     ]
-    made = [torch.empty(size, dtype=first.dtype) for _ in range(last.of.handed)]
-    threads, block = _shared(size, kernel.trips, size == first.shape_size)
-    kernel.function(
-        _pointers(rows),
-        (ctypes.c_long * len(rows))(*(r.stride(0) for r in rows)),
-        _pointers(columns),
-        (ctypes.c_double * len(numbers))(*numbers),
-        _pointers(handed),
-        _pointers(made),
-        kernel.spans,
-        size,
-        block,
-        threads,
-        _fork() if threads > 1 else None,
-    )
+    made = [torch.empty(size, dtype=first.dtype) for _ in range(first.of.handed)]
+    at, strides = [r.data_ptr() for r in rows], [r.stride(0) for r in rows]
+    kernel.call(at, strides, columns, began, made, numbers, size=size, whole=False)
     return made
 
 
-def _shared(size: int, trips: int, whole: bool) -> tuple[int, int]:
+def _shared(size: int, trips: int) -> tuple[int, int]:
     """How many threads compute, and how many columns one takes at a time."""
-    if not whole:
-        return 1, PROVEN
     threads = torch.get_num_threads() if size * trips >= SHARED and size >= 2 * LEAST else 1
     if threads == 1 or not _fork():
         return 1, BLOCK
@@ -331,19 +326,6 @@ def _fork() -> int | None:
             library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
             return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value
     return None
-
-
-def _pointers(tensors: Sequence[torch.Tensor | None]) -> Any:
-    return (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
-
-
-def _number(value: Any, own: Any) -> float:
-    """A number, rounded once as torch rounds it."""
-    return float(own(value.item() if isinstance(value, torch.Tensor) else value))
-
-
-def _column(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    return value.detach().expand(shape).contiguous()
 
 
 def _layout(given: Given) -> Layout | None:

@@ -80,16 +80,12 @@ class Text:
 
 _HEAD = """\
 typedef struct {
-  char *const *rows; const long *strides; char *const *columns; const double *numbers;
-  char *const *first; char *const *last; const long *spans;
+  const long *given; const double *numbers;
   long size, block, next; unsigned mode;
 } job;
 typedef void (*fork_t)(void (*)(void *), void *, unsigned, unsigned);
 static void work(void *given) {
   job *const j = given;
-  char *const *const rows = j->rows;
-  const long *const strides = j->strides;
-  char *const *const columns = j->columns;
   const double *const numbers = j->numbers;
 #ifdef __SSE__
   const unsigned before = __builtin_ia32_stmxcsr();
@@ -101,10 +97,9 @@ _TAIL = """\
   if (before != j->mode) __builtin_ia32_ldmxcsr(before);
 #endif
 }
-void run(char *const *rows, const long *strides, char *const *columns, const double *numbers,
-         char *const *first, char *const *last, const long *spans, long size, long block,
-         unsigned threads, fork_t fork) {
-  job j = {rows, strides, columns, numbers, first, last, spans, size, block, 0, 0};
+void run(const long *given, const double *numbers, long size, long block, unsigned threads,
+         fork_t fork) {
+  job j = {given, numbers, size, block, 0, 0};
 #ifdef __SSE__
   j.mode = __builtin_ia32_stmxcsr();
   if (threads > 1) { fork(work, &j, threads, 0); return; }
@@ -119,10 +114,10 @@ def text(parts: tuple[Part, ...]) -> Text | None:
     """What to compile for recurrences that go on from one another; ``None`` where a function has
     no form in C with the bits of torch.
 
-    The function is ``run(rows, strides, columns, numbers, first, last, spans, size, block, threads,
-    fork)``: pointers to inputs with rows and the distance of their rows in elements, pointers to
-    values by column, numbers as doubles, part by part; pointers to carried values in front and
-    behind; start, step and trips of each part. Blocks of ``block`` columns, :data:`BLOCK` at most,
+    The function is ``run(given, numbers, size, block, threads, fork)``. ``given`` are addresses of
+    inputs with rows and the distances of their rows in elements, addresses of values by column,
+    all of them part by part, addresses of carried values in front and behind, and start, step and
+    trips of each part; ``numbers`` are doubles. Blocks of ``block`` columns, :data:`BLOCK` at most,
     are taken by as many threads, which ``fork`` starts as OpenMP's ``GOMP_parallel`` does; all
     compute in the caller's mode of rounding and of subnormal numbers.
     """
@@ -131,7 +126,17 @@ def text(parts: tuple[Part, ...]) -> Text | None:
             return None
     (first, layout), (last, _) = parts[0], parts[-1]
     own = _C_TYPES[layout.dtype]
-    lines = [f"  {own} c{j}[{BLOCK}];" for j in range(last.handed)]
+    made = [_arrays(layout) for _, layout in parts]
+    count = {name: sum(len(getattr(p, name)) for p in made) for name in ("rows", "columns")}
+    lines = []
+    at = 0
+    for name, length in (
+        *(("rows", count["rows"]), ("strides", count["rows"]), ("columns", count["columns"])),
+        *(("first", last.handed), ("last", last.handed), ("spans", 0)),
+    ):
+        lines.append(f"  const long *const {name} = j->given + {at};")
+        at += length
+    lines += [f"  {own} c{j}[{BLOCK}];" for j in range(last.handed)]
     lines += [
         "  for (;;) {",
         "    const long b = __atomic_fetch_add(&j->next, j->block, __ATOMIC_RELAXED);",
@@ -139,45 +144,49 @@ def text(parts: tuple[Part, ...]) -> Text | None:
         "    const long m = j->size - b < j->block ? j->size - b : j->block;",
     ]
     for k in sorted({i.source for i in first.items if i.kind == "carried"} - _seeded(first)):
-        lines.append(f"    for (long i = 0; i < m; i++) c{k}[i] = (({own} *)j->first[{k}])[b + i];")
-    places: list[Places] = []
+        lines.append(f"    for (long i = 0; i < m; i++) c{k}[i] = (({own} *)first[{k}])[b + i];")
     for n, (of, layout) in enumerate(parts):
-        at = tuple(sum(len(getattr(p, f)) for p in places) for f in ("rows", "columns", "numbers"))
-        made = _part(of, layout, own, n, at)
-        places.append(made[0])
-        lines += ["    {", *(f"      {line}" for line in made[1]), "    }"]
+        body = _part(of, layout, own, n, made[: n + 1])
+        lines += ["    {", *(f"      {line}" for line in body), "    }"]
     for k in range(last.handed):
-        lines.append(f"    for (long i = 0; i < m; i++) (({own} *)j->last[{k}])[b + i] = c{k}[i];")
+        lines.append(f"    for (long i = 0; i < m; i++) (({own} *)last[{k}])[b + i] = c{k}[i];")
     lines.append("  }")
-    return Text(_HEAD + "\n".join(lines) + "\n" + _TAIL, tuple(places))
+    return Text(_HEAD + "\n".join(lines) + "\n" + _TAIL, tuple(made))
 
 
 def _seeded(of: Recurrence) -> set[int]:
     return set(range(of.handed, len(of.following)))
 
 
-def _part(
-    of: Recurrence, layout: Layout, own: str, number: int, at: tuple[int, ...]
-) -> tuple[Places, list[str]]:
-    """The trips of one part over a block of columns; its arrays begin at ``at`` of the caller's."""
+def _arrays(layout: Layout) -> Places:
+    """What the function is handed for one part."""
+    return Places(
+        tuple(sorted(dict(layout.rows))),
+        tuple(k for k, by_column in layout.fixed if by_column),
+        tuple(k for k, by_column in layout.fixed if not by_column),
+    )
+
+
+def _part(of: Recurrence, layout: Layout, own: str, number: int, places: list[Places]) -> list[str]:
+    """The trips of one part over a block of columns; what it is handed comes behind what those
+    before it are."""
+    *before, mine = places
+    at = [sum(len(getattr(p, f)) for p in before) for f in ("rows", "columns", "numbers")]
     whole = "int" if own == "float" else "long long"  # truth values as wide as the numbers
     fixed, types = dict(layout.fixed), dict(layout.rows)
-    rows = tuple(sorted(types))
-    columns = tuple(k for k, by_column in layout.fixed if by_column)
-    numbers = tuple(k for k, by_column in layout.fixed if not by_column)
 
     def c_type(k: int) -> str:
         return whole if layout.kinds[k] == "bool" else own
 
     def row(source: int, offset: int) -> str:
-        n = at[0] + rows.index(source)
+        n = at[0] + mine.rows.index(source)
         return f"({_C_TYPES[types[source]]} *)rows[{n}] + (t + {offset}) * strides[{n}] + b"
 
-    start, step, trips = (f"j->spans[{3 * number + k}]" for k in range(3))
+    start, step, trips = (f"spans[{3 * number + k}]" for k in range(3))
     lines = []
-    for n, k in enumerate(numbers):
+    for n, k in enumerate(mine.numbers):
         lines.append(f"const {c_type(k)} v{k} = ({c_type(k)})numbers[{at[2] + n}];")
-    for n, k in enumerate(columns):
+    for n, k in enumerate(mine.columns):
         held = "unsigned char" if layout.kinds[k] == "bool" else own
         lines.append(f"const {held} *q{k} = (const {held} *)columns[{at[1] + n}] + b;")
     for k in sorted(_seeded(of)):
@@ -189,9 +198,9 @@ def _part(
         ]
     lines.append(f"for (long k = 0; k < {trips}; k++) {{")
     lines.append(f"  const long t = {start} + k * {step};")
-    places = {(i.source, i.offset) for i in of.items if i.kind == "row"}
-    places |= {(s.source, s.offset) for s in of.stores}
-    for source, offset in sorted(places):
+    touched = {(i.source, i.offset) for i in of.items if i.kind == "row"}
+    touched |= {(s.source, s.offset) for s in of.stores}
+    for source, offset in sorted(touched):
         held = _C_TYPES[types[source]]
         lines.append(f"  {held} *{_place(source, offset)} = {row(source, offset)};")
     # no two trips of the inner loop touch the same memory: what is stored is read nowhere else
@@ -214,12 +223,12 @@ def _part(
         elif item.kind == "carried":
             lines.append(f"    const {own} v{k} = c{item.source}[i];")
         elif item.kind == "call" and layout.kinds[k] != "other":
-            made = _call(item.function, item.args, layout, own, of.arrays)
-            lines.append(f"    const {c_type(k)} v{k} = {made};")
+            computed = _call(item.function, item.args, layout, own, of.arrays)
+            lines.append(f"    const {c_type(k)} v{k} = {computed};")
     lines += [f"    {_place(s.source, s.offset)}[i] = v{s.value};" for s in of.stores]
     lines += [f"    c{j}[i] = v{k};" for j, k in enumerate(of.following)]
     lines += ["  }", "}"]
-    return Places(rows, columns, numbers), lines
+    return lines
 
 
 def _place(source: int, offset: int) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 #: Seconds between two samples at least.
 LEAST_S = 200e-6
-#: Reading the clocks takes at most this share of the time: each read is a system call, and between
-#: operations that have emptied the caches it takes several times what it takes in a loop.
-SHARE = 0.005
+#: Reading the clocks takes at most this share of the time. Each read is a system call: what follows
+#: it finds caches emptied, so that all of it costs several times what the read itself takes.
+SHARE = 0.002
 
 
 def children() -> tuple[int, ...]:

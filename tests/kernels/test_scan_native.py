@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,8 +144,8 @@ def test_every_function(dtype, size, seed) -> None:
     kernel = kernel_of(fitted)
     again = copies(args)
     expected = one_by_one(of, again)
-    with torch.no_grad():
-        found = scan_native._run((fitted,), kernel)
+    kernel.proven = True
+    found = scan_native.together(of, (fitted,), lambda: pytest.fail("numpy was asked"))
     for a, b in zip((*expected, *again), (*found, *args), strict=True):
         assert alike(a, b)
 
@@ -276,6 +277,63 @@ def test_little_work_is_not_compiled(monkeypatch) -> None:
     for _ in range(3):
         scan.run(of, arguments((5,)))
     assert not started
+
+
+# -- calls once it is proven
+
+
+def proven(seen: list[Recurrence]) -> Recurrence:
+    """A recurrence that C computes, and how it was called is kept."""
+    of = gae()
+    for _ in range(2):
+        check(of, arguments((5,)), seen)
+    assert scan_native.plan_of(of, 1) is not None
+    return of
+
+
+def test_later_calls_do_not_look_at_everything_anew(monkeypatch, no_numpy) -> None:
+    of = proven(no_numpy)
+    monkeypatch.setattr(scan, "fit", lambda *args: pytest.fail("it was looked at anew"))
+    args = arguments((5,))
+    args[5] = 0.5  # another number
+    again = copies(args)
+    (expected,), (found,) = one_by_one(of, again), scan.run(of, args) or ()
+    assert alike(expected, found)
+    assert alike(args[4], again[4])
+
+
+def test_memory_that_meets_is_seen_in_every_call(no_numpy) -> None:
+    of = proven(no_numpy)
+    whole = torch.randn(2 * TRIPS, 5)
+    args = arguments((5,))
+    args[4], args[1] = whole[:TRIPS], whole[TRIPS - 1 : -1]  # stored to, and read from
+    assert scan.run(of, args) is None
+    args = arguments((5,))
+    args[0] = args[4][3]  # what it begins with lies in what it stores to
+    assert scan.run(of, args) is None
+
+
+def test_gradients_and_shapes_are_seen_in_every_call(no_numpy) -> None:
+    of = proven(no_numpy)
+    args = arguments((5,))
+    args[1].requires_grad_()
+    assert scan.run(of, args) is None
+    for shape, dtype in (((7,), torch.float32), ((5,), torch.float64)):
+        args = arguments(shape, dtype)
+        again = copies(args)
+        expected, found = one_by_one(of, again), scan.run(of, args)
+        assert found is not None
+        assert all(map(alike, (*expected, again[4]), (*found, args[4])))
+    assert len(no_numpy) == 1  # of another type, which has no function yet
+
+
+def test_nothing_that_was_handed_over_is_kept(no_numpy) -> None:
+    of = proven(no_numpy)
+    args = arguments((5,))
+    scan.run(of, args)
+    kept = [weakref.ref(a) for a in args if isinstance(a, torch.Tensor)]
+    del args
+    assert all(one() is None for one in kept)
 
 
 # -- long rows

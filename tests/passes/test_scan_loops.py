@@ -198,14 +198,13 @@ def test_what_is_computed_both_ways_is_in_the_memory_plan(tmp_path, monkeypatch)
     monkeypatch.setattr(scan_native, "AFTER_S", -1.0)
     monkeypatch.setattr(native.Build, "poll", lambda self, wait=0.0: poll(self, 60.0))
     copied: list[int] = []
-    original = scan_native._compute
+    original = scan_native._tried
 
     def watched(parts: Any, kernel: Any, into: Any, size: int) -> Any:
-        if into:
-            copied.append(sum(t.nbytes for t in into.values()))
+        copied.append(sum(t.nbytes for t in into.values()))
         return original(parts, kernel, into, size)
 
-    monkeypatch.setattr(scan_native, "_compute", watched)
+    monkeypatch.setattr(scan_native, "_tried", watched)
     run = compiled(scan_loops.shifted, tmp_path)
     for call in range(5):
         run(*world(300, call))
