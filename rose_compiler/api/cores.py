@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from rose_compiler.api.objects import hosted
+from rose_compiler.api.objects import hosted, simulators
 from rose_compiler.api.points import Points
 from rose_compiler.api.profiling import Instrumented
 from rose_compiler.api.quotas import plan_quotas
@@ -25,7 +25,7 @@ from rose_compiler.api.tuning import Tuning
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import QuotaError, RoseError
 from rose_compiler.base.machine import detect_cpu
-from rose_compiler.base.quota import COORDINATOR, QuotaPlan
+from rose_compiler.base.quota import COORDINATOR, SHARDS, QuotaPlan
 from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.runtime.quotas.cores import AppliedCores, Cores
 
@@ -111,6 +111,22 @@ class CoreQuotas:
             self._points.release()
         self._beside = self._made = None
 
+    def with_shards(self, decision: Decision | None, objects: dict[str, Any]) -> Decision | None:
+        """A schedule with the processes of simulators kept to cores of their own, each or all
+        together, so that the coordinator has the others while they step; None where that is no
+        question. The coordinator itself is bound to none: it has all of them once nothing steps.
+        """
+        if decision is None or decision.cores or decision.lanes != "native" or decision.groups < 2:
+            return None
+        found = _shards(objects)
+        cores = len(os.sched_getaffinity(0))
+        threads = decision.rollout_threads or torch.get_num_threads()
+        if len(found) < 2 or cores < 2 or threads + len(found) <= cores:
+            return None
+        if len(found) < cores and len(simulators(objects)) == 1:
+            return replace(decision, cores=tuple((f"shard:{k}", 1) for k in range(len(found))))
+        return replace(decision, cores=((SHARDS, min(len(found), cores - 1)),))
+
     # -- in force ----------------------------------------------------------------------------------
 
     def bind(self, objects: dict[str, Any], decision: Decision | None) -> Blocker | None:
@@ -121,8 +137,9 @@ class CoreQuotas:
         cores = () if decision is None else decision.cores
         if not cores and not self._key:
             return None
-        processes = _processes(objects)
-        key = (cores, tuple((n, h.pid) for n, h in processes.items())) if cores else ()
+        members = _members(objects)
+        pids = tuple((lane, *(one.pid for one in of)) for lane, of in members.items())
+        key = (cores, pids) if cores else ()
         if key == self._key:
             return None
         self.release()
@@ -131,9 +148,9 @@ class CoreQuotas:
         try:
             plan = QuotaPlan.divide("cores", detect_cpu(), dict(cores))
             self._applied = Cores(cgroups=None).apply(plan)
-            lanes = {lane: count for lane, count in cores if lane != COORDINATOR}
-            for lane, count in lanes.items():
-                self._bind(lane, count, processes)
+            for lane, count in cores:
+                for number, one in enumerate(members.get(lane, ())):
+                    self._bind(f"{lane} {number}", one, self._applied.cores[lane], count)
         except (QuotaError, OSError) as error:
             self.release()
             what = error.what if isinstance(error, RoseError) else str(error)
@@ -142,13 +159,9 @@ class CoreQuotas:
         self._key = key
         return None
 
-    def _bind(self, lane: str, count: int, processes: Mapping[str, Any]) -> None:
-        assert self._applied is not None
-        component = processes.get(lane.removeprefix(_LANE))
-        if component is None:
-            return  # it lives elsewhere now
-        self._before[lane] = component, frozenset(os.sched_getaffinity(component.pid))
-        component.rose_limit(self._applied.cores[lane], count)
+    def _bind(self, name: str, component: Any, cores: frozenset[int], count: int) -> None:
+        self._before[name] = component, frozenset(os.sched_getaffinity(component.pid))
+        component.rose_limit(cores, count)
 
     def tell(self, decision: Decision, blocker: Blocker) -> None:
         """Say once that a schedule runs without its quotas."""
@@ -184,6 +197,25 @@ def crowded(processes: Mapping[str, Any]) -> bool:
     cores = len(os.sched_getaffinity(0))
     threads = torch.get_num_threads() + sum(h.rose_threads for h in processes.values())
     return bool(processes) and 1 < cores < threads
+
+
+def _members(objects: dict[str, Any]) -> dict[str, list[Any]]:
+    """What lives in processes, by lane; the shards of all simulators by :data:`SHARDS` too."""
+    found = {f"{_LANE}{name}": [one] for name, one in _processes(objects).items()}
+    shards = _shards(objects)
+    if len(simulators(objects)) == 1:
+        found |= {f"shard:{number}": [one] for number, one in enumerate(shards)}
+    return found | ({SHARDS: shards} if shards else {})
+
+
+def _shards(objects: dict[str, Any]) -> list[Any]:
+    """Shards in processes of their own, of simulators all of whose shards are."""
+    found: list[Any] = []
+    for env in simulators(objects).values():
+        parts = env.shards() if callable(getattr(env, "shards", None)) else ()
+        if all(hasattr(one, "rose_limit") for one in parts):
+            found += parts
+    return found
 
 
 def _processes(objects: dict[str, Any]) -> dict[str, Any]:

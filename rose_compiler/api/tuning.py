@@ -64,7 +64,6 @@ class Tuning:
         self.options = options
         self.log = log
         self.seconds = 0.0
-        self._shown = False
         self._work = WorkMeter()
         self.progress = Progress()
         #: Seconds that an iteration of a schedule should take, where that can be said.
@@ -75,8 +74,10 @@ class Tuning:
         #: By schedule with quotas: seconds of an iteration predicted without and with them.
         self._quotas: dict[Decision, tuple[float, float]] = {}
         self._adopted = False  # what is in force was not tried in this run
-        self._asked_to_compile = False
+        self._asked_to_compile = self._asked_to_bind = False
         self._was_compiling = False  # something was compiled while the last iteration ran
+        #: A schedule with processes bound to cores, where that may pay.
+        self.bound: Callable[[Decision | None], Decision | None] = lambda _: None
         self._told: dict[Decision, str] = {}  # the verdicts that remarks have been left of
         self._edit = knobs.current().edit
         close = options.numerics == "close"
@@ -197,10 +198,20 @@ class Tuning:
             self.progress.show(chooser)
         if searching and chooser.settled:
             self._remember()
-            if self._entry is not None and not chooser.ended_early:
+            bound = self.chosen is not None and self.chosen.cores  # found from what runs now
+            if self._entry is not None and not chooser.ended_early and not bound:
                 self._entry.store(self.chosen, chooser.verdicts.get(chooser.best, ""))
-        if chooser.settled:
-            self._compile(chooser)
+        for follow in (self._bind, self._compile):
+            if chooser.settled:
+                follow(chooser)
+
+    def _bind(self, chooser: Chooser) -> None:
+        """Let what is settled on meet the same with simulators bound to cores, once."""
+        if not self._asked_to_bind and not self._adopted and not chooser.ended_early:
+            self._asked_to_bind = True
+            if (decision := self.bound(self.chosen)) not in (None, *chooser.candidates):
+                assert decision is not None
+                chooser.challenge(decision)
 
     def _compile(self, chooser: Chooser) -> None:
         """Let what is settled on meet the same with its losses compiled, once, where the training

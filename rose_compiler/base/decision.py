@@ -57,7 +57,8 @@ class Decision:
     simulator, and while a loop trains; ``None`` leaves them as the user set them.
     ``hosted``: calls of components in hosts run beside what does not need their results.
     ``cores``: the cores of each lane, of the coordinator's too, as (lane, number) pairs: torch uses
-    as many threads there, and the processes of hosts are bound to theirs. Empty: nobody is bound.
+    as many threads there, and the processes of hosts are bound to theirs; ``"shards"`` stands for
+    those of all shards together. Who is not named is not bound.
     ``fuse``: optimizers that can step by one kernel for all parameters do so.
     ``compile``: a loss and its ``backward`` become one function that Inductor compiles, and so does
     each of the longest graphs that record no gradients.

@@ -47,6 +47,8 @@ BY_PROCESS: tuple[Backend, ...] = ("mps-percentage", "mps-partition")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 #: The lane of what no other lane runs, whose name in a profile is empty.
 COORDINATOR = "coordinator"
+#: Stands for all processes that step shards of simulators, which share its cores.
+SHARDS = "shards"
 #: Stands for the GPU's UUID in a plan that was made without one.
 ANY_DEVICE = "<GPU UUID>"
 

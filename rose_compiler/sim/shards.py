@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from rose_compiler.base import phases
 from rose_compiler.base.errors import RoseError, RuntimeFault, fail, register
 from rose_compiler.runtime.hosts import ProcessHost, ThreadHost, Ticket
+from rose_compiler.runtime.hosts.child import bind_process
 from rose_compiler.runtime.hosts.process import abandon_all
 from rose_compiler.sim import layout
 from rose_compiler.sim.body import Body, BodyResult, Timed, Traits
@@ -345,6 +346,8 @@ class ThreadShard(HostedShard):
 class ProcessShard(HostedShard):
     """A shard in a process of its own: arrays in shared memory, messages for the rest."""
 
+    rose_threads = 1
+
     def __init__(self, name: str, traits: Traits, offset: int, host: ProcessHost) -> None:
         super().__init__(name, traits, offset)
         self.host: ProcessHost = host
@@ -370,6 +373,18 @@ class ProcessShard(HostedShard):
 
     def _finish_reset(self) -> tuple[Any, Any]:
         return self._view.obs(self._wait())
+
+    @property
+    def pid(self) -> int:
+        """The process of the environments."""
+        return self.host.pid
+
+    def rose_limit(self, cores: Collection[int] | None, threads: int | None) -> bool:
+        """Bind the process to these cores, for quotas; it has one thread that computes. Raises
+        ``OSError`` if the system refuses."""
+        if cores is not None:
+            bind_process(self.pid, cores)
+        return True
 
     def timed(self, on: bool) -> None:
         """Let the process time its steps from now on, or not; not while one is under way."""

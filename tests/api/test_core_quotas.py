@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ from torch import nn
 import rose_compiler
 from rose_compiler.api import cores
 from rose_compiler.api.cores import CoreQuotas
+from rose_compiler.api.options import Options
+from rose_compiler.api.tuning import Tuning
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import ConfigError, fail
 from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.runtime.hosts.hosted import Hosted
+from rose_compiler.sim import ShardedEnv
 from rose_compiler.tune.chooser import Chooser
+from tests.api.loops import Drift
 
 CORES = os.sched_getaffinity(0)
 pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="one core can't be divided")
@@ -165,3 +170,55 @@ def test_malformed_cores_are_refused(found: Any) -> None:
     with pytest.raises(ConfigError):
         Decision.from_dict({"cores": found})
     assert Decision.from_dict({"cores": [["a", 2]]}).cores == (("a", 2),)
+
+
+def test_shards_in_processes_are_bound_and_the_coordinator_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = ShardedEnv.split([Drift] * 4, shards=2, hosts="process")
+    quotas, objects = CoreQuotas(RemarkLog()), {"envs": env}
+    pids = [shard.host.pid for shard in env.shards()]
+
+    def where() -> list[set[int]]:
+        return [os.sched_getaffinity(pid) for pid in pids]
+
+    plain = Decision(groups=2, rollout_threads=1)
+    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda pid: {0, 1})
+    assert quotas.with_shards(plain, objects) == replace(plain, cores=(("shards", 1),))
+    assert quotas.with_shards(Decision(), objects) is None  # nothing steps beside anything
+    assert quotas.with_shards(None, objects) is None
+    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    assert quotas.with_shards(plain, objects) is None  # each has a core already
+    three = quotas.with_shards(replace(plain, rollout_threads=2), objects)
+    assert three is not None
+    assert three.cores == (("shard:0", 1), ("shard:1", 1))
+    monkeypatch.undo()
+    assert quotas.bind(objects, replace(plain, cores=(("shards", 1),))) is None
+    (first, second) = where()
+    assert first == second
+    assert len(first) == 1
+    with quotas.entered():
+        assert os.sched_getaffinity(0) == CORES
+    assert quotas.bind(objects, replace(plain, cores=(("shard:0", 1), ("shard:1", 1)))) is None
+    assert not set.intersection(*where())
+    quotas.release()
+    assert where() == [CORES, CORES]
+    env.close()
+
+
+def test_what_is_settled_on_meets_the_same_with_bound_shards() -> None:
+    tuning = Tuning(Options(), 2, True, RemarkLog(), True)
+    tuning.bound = lambda one: None if one is None else replace(one, cores=(("shards", 1),))
+    assert tuning._chooser is not None
+    for _ in range(400):
+        decision = tuning.next()
+        fast = decision is not None and decision.groups == 2 and decision.defer
+        bound = decision is not None and bool(decision.cores)
+        seconds = 1.0 if not fast else 0.5 if not bound else 0.4
+        tuning._chooser.record(tuning._chooser.candidates.index(decision), seconds)
+        if tuning.settled:
+            tuning._bind(tuning._chooser)
+        if tuning.settled:
+            break
+    assert tuning.chosen is not None
+    assert tuning.chosen.cores == (("shards", 1),)

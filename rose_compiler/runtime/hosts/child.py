@@ -133,6 +133,16 @@ class Child:
         return True
 
 
+def bind_process(pid: int, cores: Collection[int]) -> None:
+    """Bind all threads of a process to these cores; those that it makes later inherit them.
+
+    Raises ``OSError`` if the system refuses.
+    """
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with suppress(ProcessLookupError):  # a thread may end meanwhile
+            os.sched_setaffinity(int(task), cores)
+
+
 _running: dict[int, Child] = {}
 
 

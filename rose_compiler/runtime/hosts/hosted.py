@@ -19,6 +19,7 @@ from rose_compiler.base import phases
 from rose_compiler.base.errors import HostDied, RuntimeFault, fail
 from rose_compiler.base.remarks import Blocker, Remark
 from rose_compiler.runtime.hosts import arrays, ipc, parameters, served
+from rose_compiler.runtime.hosts.child import bind_process
 from rose_compiler.runtime.hosts.host import Ticket
 from rose_compiler.runtime.hosts.pending import Pending, deferring
 from rose_compiler.runtime.hosts.places import PLACES, Places
@@ -334,23 +335,21 @@ class Hosted:
             self._memory = Places(self._share)
             self._published = None
 
-    def rose_limit(self, cores: Collection[int] | None, threads: int | None) -> None:
+    def rose_limit(self, cores: Collection[int] | None, threads: int | None) -> bool:
         """Bind the process to these cores, and torch's operations in it to so many threads; what
         is None stays. For quotas; between calls only, and without effect on other kinds of hosts.
+        Whether the threads are as many now: other libraries count theirs as they are loaded.
 
         Raises ``OSError`` if the system refuses.
         """
         if not isinstance(self._host, ProcessHost):
-            return
+            return True
         self._host.ready()
         if cores is not None:
-            for task in os.listdir(f"/proc/{self.pid}/task"):
-                try:
-                    os.sched_setaffinity(int(task), cores)
-                except ProcessLookupError:  # a thread may end meanwhile
-                    continue
-        if threads is not None:
-            self._host.call("limit_threads", threads)
+            bind_process(self.pid, cores)
+        if threads is None:
+            return True
+        return bool(self._host.call("limit_threads", threads)) or threads == self.rose_threads
 
     def __enter__(self) -> Self:
         return self
