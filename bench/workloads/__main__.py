@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", help="workloads, with commas between them")
     parser.add_argument("--pairs", type=int, help="trials of each variant (15)")
-    parser.add_argument("--budget", type=float, help="seconds of tuning for each training (60)")
+    parser.add_argument("--budget", type=float, help="seconds of tuning for each training (120)")
     parser.add_argument("--quick", action="store_true", help="few short trials: a smoke test")
     parser.add_argument("--json", type=Path, help="save everything measured")
     parser.add_argument("--ablate", action="store_true", help=f"what each pass brings ({ABLATED})")

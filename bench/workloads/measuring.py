@@ -34,14 +34,14 @@ RUN = 100_000
 @dataclass(frozen=True)
 class Effort:
     """How long to measure: trials of each variant, seconds a trial, trials to choose by, seconds of
-    tuning for each compiled training (half of them in bitwise mode, which has fewer schedules to
+    tuning for each compiled training (a quarter of them in bitwise mode, which has fewer schedules to
     try), how capacity is measured, seconds that `torch.compile` by hand may take, and seconds for
     the whole row: where they run short, there are fewer trials, but at least `FEWEST`."""
 
     pairs: int = 15
     trial: float = measure.MIN_TRIAL
     selection: int = 3
-    budget: float = 60.0
+    budget: float = 120.0
     capacity_repeats: int = 2
     capacity_seconds: float = 2.0
     compiling: float = 90.0
@@ -251,7 +251,7 @@ class Bench:
         training = self.fresh()
         budget = self.effort.budget
         if numerics == "bitwise":
-            budget = max(min(budget / 2, self.left / 3), 5.0)
+            budget = max(min(budget / 4, self.left / 3), 5.0)
         try:
             found = tuned(training.fn, training, budget, numerics=numerics)
         except rose_compiler.RoseError as error:
