@@ -70,7 +70,7 @@ def _shared() -> str:
 
 
 def _priorities() -> str:
-    least, greatest = torch.cuda.Stream.priority_range()
+    least, greatest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]  # static in C
     if least == greatest:
         raise RuntimeError("all streams are served alike")
     return f"from {least} to {greatest}"

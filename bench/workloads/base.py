@@ -87,10 +87,6 @@ class Workload(ABC):
         """
         return None
 
-    def trips(self, training: Training) -> int:
-        """Trips of the outermost loop of one iteration, where each of them steps and trains."""
-        return 1
-
     def overlapped(self) -> Mapping[str, Function]:
         """H: overlaps written by hand, to choose the fastest from."""
         return {}

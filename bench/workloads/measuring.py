@@ -19,6 +19,7 @@ from bench.handwritten import Clock
 from bench.limits import Late, within
 from bench.measure import Estimate
 from bench.workloads.base import Function, Size, Training, Workload
+from bench.workloads.forecast import Forecast, forecast
 
 Say = Callable[[str], None]
 Step = Callable[[], object]
@@ -34,7 +35,7 @@ RUN = 100_000
 @dataclass(frozen=True)
 class Effort:
     """How long to measure: trials of each variant, seconds a trial, trials to choose by, seconds of
-    tuning for each compiled training (a quarter of them in bitwise mode, which has fewer schedules to
+    tuning for each compiled training (a quarter of them in bitwise mode, with fewer schedules to
     try), how capacity is measured, seconds that `torch.compile` by hand may take, and seconds for
     the whole row: where they run short, there are fewer trials, but at least `FEWEST`."""
 
@@ -63,7 +64,7 @@ class Row:
     bound: list[float]
     capacity: Estimate
     critical_path: float
-    predicted: float | None
+    forecast: Forecast | None
     tuned: dict[str, float]
     chosen: dict[str, str]
     absent: dict[str, str] = field(default_factory=dict)
@@ -147,7 +148,7 @@ class Bench:
         self.absent: dict[str, str] = {}
         self.tuned: dict[str, float] = {}
         self.notes: list[str] = []
-        self.predicted: float | None = None
+        self.function: Any = None  # compiled, in close numerics
         self.best_threads = self.threads
         self.start = perf_counter()
 
@@ -263,10 +264,7 @@ class Bench:
         if not found.function.settled:
             self.notes.append(f"{numerics} had not settled within {PATIENCE} budgets")
         if numerics == "close":
-            # a loop over steps that train is scheduled trip by trip, and so is its prediction
-            cut = found.function._last._whole is None
-            trips = self.workload.trips(training) if cut else 1
-            self.predicted = trips * found.function.cost.prediction.seconds
+            self.function = found.function
         return found
 
     def work(self) -> tuple[Clock, list[float]]:
@@ -339,6 +337,7 @@ def _measure(bench: Bench) -> Row:
     again = max(0, int((bench.left - pairs * seconds) / seconds * len(bench.variants)))
     measured = measure.abba(bench.variants, pairs, effort.trial, again)
     scores = measured.seconds
+    made = None if bench.function is None else forecast(bench.function, bench.variants["close"])
     steps = float(np.median(chain))
     critical = max(steps, tail) if workload.interleaved else steps + tail
     return Row(
@@ -348,7 +347,7 @@ def _measure(bench: Bench) -> Row:
         measure.bounds(scores["work"], capacity.median, critical),
         capacity,
         critical,
-        bench.predicted,
+        made,
         bench.tuned,
         bench.chosen,
         bench.absent,

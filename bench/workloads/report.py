@@ -27,10 +27,16 @@ def times(rows: Sequence[Row]) -> str:
     body = []
     for r in rows:
         cells = [_ms(r.median(name)) for name in TIMES]
-        cells += [_ms(float(np.median(r.bound))), _ms(r.predicted)]
+        cells += [_ms(float(np.median(r.bound))), _predicted(r)]
         seconds = (r.tuned.get(n) for n in ("close", "bitwise"))
         body.append([r.name, *cells, ", ".join("-" if s is None else f"{s:.0f}" for s in seconds)])
     return markdown(head, body)
+
+
+def _predicted(row: Row) -> str:
+    """What was predicted, and of how much that is."""
+    made = row.forecast
+    return "-" if made is None else f"{_ms(made.predicted)} of {_ms(made.measured)}"
 
 
 def ratios(rows: Sequence[Row]) -> str:
@@ -91,11 +97,9 @@ def goals(rows: Sequence[Row]) -> list[str]:
     ]
     lines.append(_goal(not short, "70% of the room where E1 / bound is 1.1 or more", short))
     off = [
-        f"{r.name} {r.predicted / seconds:.2f}"
+        f"{r.name} {r.forecast.error:.2f}"
         for r in rows
-        if r.predicted is not None
-        and (seconds := r.median("close")) is not None
-        and not 0.9 <= r.predicted / seconds <= 1.1
+        if r.forecast is not None and not 0.9 <= r.forecast.error <= 1.1
     ]
     lines.append(_goal(not off, "predicted within 10% of measured", off))
     return lines

@@ -288,9 +288,6 @@ class SAC(Workload):
 
         return run
 
-    def trips(self, training: Training) -> int:
-        return int(training.args[3].steps)
-
     def overlapped(self) -> Mapping[str, Function]:
         return {
             f"update beside the step, threads {n}": beside(n)

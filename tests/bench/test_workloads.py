@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from bench.workloads import __main__ as command
 from bench.workloads import report
 from bench.workloads.adversarial import adversarial
 from bench.workloads.base import Size, Training, Workload
+from bench.workloads.forecast import Forecast, forecast
 from bench.workloads.measuring import Row
 from bench.workloads.raster import Raster
 from bench.workloads.registry import workloads
@@ -159,7 +161,16 @@ def made_up(close: float, name: str = "grpo", bound: float = 1.0, **more: float)
     scores = {k: [v] * 5 for k, v in times.items()}
     about = Estimate(1.8, 1.7, 1.9)
     return Row(
-        name, "", scores, [bound] * 5, about, 0.5, close, {"close": 9.0}, {}, {"C": "no g++"}
+        name,
+        "",
+        scores,
+        [bound] * 5,
+        about,
+        0.5,
+        Forecast(close, close),
+        {"close": 9.0},
+        {},
+        {"C": "no g++"},
     )
 
 
@@ -173,6 +184,42 @@ def test_goals_held_and_missed() -> None:
     assert "H / close 0.67" in missed[2]
 
 
+def test_a_prediction_that_is_off_is_a_goal_missed() -> None:
+    row = made_up(1.25)
+    row.forecast = Forecast(1.5, 1.25)
+    assert report.goals([row])[-1] == "- missed: predicted within 10% of measured (grpo 1.20)"
+    row.forecast = None  # the user's own statements run
+    assert report.goals([row])[-1].startswith("- held")
+    assert " | - | 9, - |" in report.times([row])
+
+
+class _Compiled:
+    """A compiled function that predicts 6 of the 10 seconds of one piece of an iteration."""
+
+    def __init__(self, profiles: bool = True) -> None:
+        self.profiles, self.profile, self.asked = profiles, object(), False
+        self.cost = SimpleNamespace(prediction=SimpleNamespace(seconds=6.0), measured_s=10.0)
+        self.now = 0.0
+
+    def profile_next(self) -> None:
+        self.asked = True
+
+    def step(self) -> None:
+        self.now += 50.0 if self.asked and self.profiles else 40.0
+        if self.asked and self.profiles:
+            self.profile = object()
+        self.asked = False
+
+
+def test_a_forecast_is_of_whole_iterations_beside_those_that_were_profiled() -> None:
+    function = _Compiled()
+    made = forecast(function, function.step, 3, lambda: function.now)
+    assert made == Forecast(30.0, 40.0)
+    assert made.error == 0.75
+    eager = _Compiled(profiles=False)
+    assert forecast(eager, eager.step, 3, lambda: eager.now) is None
+
+
 def test_the_geometric_mean() -> None:
     mean = report.geometric_mean([made_up(1.0), made_up(3.0)])
     assert mean is not None
@@ -182,7 +229,7 @@ def test_the_geometric_mean() -> None:
 def test_tables_are_markdown_and_say_what_is_absent() -> None:
     row = made_up(1.25, bound=1.9)
     times = report.times([row]).splitlines()
-    assert times[2] == "| grpo | 3000 | 2000 | - | - | 1250 | 1250 | 1900 | 1250 | 9, - |"
+    assert times[2] == "| grpo | 3000 | 2000 | - | - | 1250 | 1250 | 1900 | 1250 of 1250 | 9, - |"
     assert "no room" in report.ratios([row])
     assert "no C: no g++" in report.details(row)
 
