@@ -11,6 +11,7 @@ import torch.fx as fx
 
 from rose_compiler.ir import facts
 from rose_compiler.ir.contexts import entered
+from rose_compiler.ir.facts import Spec
 from rose_compiler.ir.interp import resolve
 from rose_compiler.ir.ops import CONCAT, RANDN, ROWS, SNAPSHOT, STATE, Op
 from rose_compiler.ir.program import Program, is_call, is_item, is_state, op_of
@@ -125,7 +126,7 @@ class _Values:
     def _make(self, node: fx.Node, axis: int | None) -> Any:
         if is_state(node):
             return self._live(node)
-        if node.name in self.examples:
+        if node.name in self.examples and _is_of(self.examples[node.name], facts.get(node).spec):
             return self._rows(self._near(self.examples[node.name]), axis)
         outer = self.scope.resolve(node)
         if outer is not node:
@@ -154,12 +155,8 @@ class _Values:
             return without_checks(op)(*args)
 
     def _random(self, node: fx.Node, axis: int | None) -> Any:
-        spec = facts.get(node).spec
-        if spec is None or spec.kind not in ("tensor", "array") or spec.dtype not in _DTYPES:
-            raise _Unknown(node.name)
         generator = torch.Generator().manual_seed(self.trial)
-        made = torch.randn(spec.shape, generator=generator).to(_DTYPES[spec.dtype])
-        return self._rows(made if spec.kind == "tensor" else made.numpy(), axis)
+        return self._rows(_random_of(node, facts.get(node).spec, generator), axis)
 
     def _near(self, example: Any) -> Any:
         """The example on the first trial, then values around it."""
@@ -183,8 +180,33 @@ class _Values:
         return self.program.objects[name]
 
 
+def _is_of(value: Any, spec: Spec | None) -> bool:
+    """Whether a value is of this type but for its number of rows: nodes of two bodies can have one
+    name."""
+    if spec is not None and spec.keys:
+        entries = zip(spec.keys, spec.items, strict=True)
+        return isinstance(value, dict) and all(_is_of(value.get(k), item) for k, item in entries)
+    if spec is None or spec.kind not in ("tensor", "array"):
+        return True
+    kind = torch.Tensor if spec.kind == "tensor" else np.ndarray
+    return isinstance(value, kind) and tuple(value.shape[1:]) == spec.shape[1:]
+
+
+def _random_of(node: fx.Node, spec: Spec | None, generator: torch.Generator) -> Any:
+    """Random numbers of a type that was seen."""
+    if spec is not None and spec.keys:
+        entries = zip(spec.keys, spec.items, strict=True)
+        return {key: _random_of(node, item, generator) for key, item in entries}
+    if spec is None or spec.kind not in ("tensor", "array") or spec.dtype not in _DTYPES:
+        raise _Unknown(node.name)
+    made = torch.randn(spec.shape, generator=generator).to(_DTYPES[spec.dtype])
+    return made if spec.kind == "tensor" else made.numpy()
+
+
 def _with_rows(value: Any, rows: int, axis: int) -> Any:
     """The value with that many rows: cut, or repeated with noise so that rows differ."""
+    if isinstance(value, dict):
+        return {key: _with_rows(item, rows, axis) for key, item in value.items()}
     if isinstance(value, np.ndarray):
         repeats = -(-rows // max(value.shape[axis], 1))
         return np.concatenate([value] * repeats, axis=axis).take(range(rows), axis=axis)

@@ -165,7 +165,7 @@ class Watch:
         self._losses = None
         self._traceable = moved
         trace_runs(program, moved, log)
-        annotate(program, moved, self.examples)
+        annotate(program, moved)
         record.release()
         verify(program)
         self.text = dump(program)

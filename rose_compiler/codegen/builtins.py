@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch.fx as fx
 
 from rose_compiler.codegen.expressions import Printer, References
-from rose_compiler.ir import ops
+from rose_compiler.ir import facts, ops
 from rose_compiler.ir.ops import Op
 
 Writer = Callable[[fx.Node, References, Printer], str]
@@ -15,6 +15,9 @@ Writer = Callable[[fx.Node, References, Printer], str]
 
 def _rows(node: fx.Node, refs: References, p: Printer) -> str:
     value, lo, hi = (p.value(a, refs) for a in node.args)
+    spec = facts.get(node).spec
+    if spec is not None and spec.kind == "dict":
+        return f"rt.rows({value}, {lo}, {hi})"
     return f"{value}[{lo}:{hi}]"
 
 

@@ -16,11 +16,11 @@ from rose_compiler.frontend.scope import Static
 from rose_compiler.frontend.separable import NOT_STATIC, separable_block
 from rose_compiler.ir import facts
 from rose_compiler.ir.ops import Op
-from rose_compiler.ir.program import Program, is_call, is_item, is_state, op_of
+from rose_compiler.ir.program import LoopView, Program, is_call, is_item, is_state, op_of
 from rose_compiler.ir.separable import any_rows, row_axes
 
 
-def annotate(program: Program, record: Record, examples: dict[str, Any]) -> None:
+def annotate(program: Program, record: Record) -> None:
     """Give a ``batch`` to the operations of stepping loops that were proven to keep rows apart.
 
     The batch is the simulator's number of environments along the first axis. Graphs are proven from
@@ -32,7 +32,7 @@ def annotate(program: Program, record: Record, examples: dict[str, Any]) -> None
             continue
         for node in loop.graph.nodes:
             if is_call(node) and op_of(node).kind in ("graph", "block"):
-                _prove(node, rows, record, examples)
+                _prove(node, rows, record, loop)
 
 
 def _environments(graph: fx.Graph) -> int | None:
@@ -47,14 +47,16 @@ def _environments(graph: fx.Graph) -> int | None:
     return None
 
 
-def _prove(node: fx.Node, rows: int, record: Record, examples: dict[str, Any]) -> None:
+def _prove(node: fx.Node, rows: int, record: Record, loop: LoopView) -> None:
     op = op_of(node)
     if op.signature.batch is not None:
         return
     batched = {
         name: 0
         for name, argument in zip(op.signature.params, node.args, strict=True)
-        if isinstance(argument, fx.Node) and not is_state(argument) and _rows(argument) == rows
+        if isinstance(argument, fx.Node)
+        and not is_state(argument)
+        and _rows(argument, loop) == rows
     }
     if not batched:
         return
@@ -108,13 +110,28 @@ def _with_batch(op: Op, axes: dict[str, int]) -> Any:
     return op.with_signature(batch=tuple(sorted(axes.items()))).signature
 
 
-def _rows(node: fx.Node) -> int | None:
-    """The length of a value's first axis."""
+def _rows(node: fx.Node, loop: LoopView) -> int | None:
+    """The length of a value's first axis; of a dict, that of all its entries."""
     spec = facts.get(node).spec
     if is_item(node) and isinstance(node.args[0], fx.Node) and isinstance(node.args[1], int):
         outer = facts.get(node.args[0]).spec
         if outer is not None and node.args[1] < len(outer.items):
             spec = outer.items[node.args[1]]
-    if spec is None or spec.kind not in ("tensor", "array") or not spec.shape:
+    if spec is not None and spec.keys and _is_infos(node, loop):
         return None
-    return spec.shape[0]
+    return facts.rows_of(spec)
+
+
+def _is_infos(node: fx.Node, loop: LoopView) -> bool:
+    """Whether a value is what a step says about the whole batch, on this trip or the one before."""
+    seen: set[fx.Node] = set()
+    while node in loop.carried and node not in seen:
+        seen.add(node)
+        following = loop.carried_next[loop.carried.index(node)]
+        if not isinstance(following, fx.Node):
+            return False
+        node = following
+    of = node.args[0] if is_item(node) else None
+    if not isinstance(of, fx.Node) or not is_call(of) or op_of(of).kind != "step":
+        return False
+    return bool(node.args[1])

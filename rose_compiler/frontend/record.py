@@ -214,6 +214,8 @@ def clone(value: Any) -> Any:
         return value.copy()
     if type(value) in (tuple, list):
         return type(value)(clone(v) for v in value)
+    if type(value) is dict:
+        return {k: clone(v) for k, v in value.items()}
     return value
 
 
@@ -238,8 +240,15 @@ def spec_of(value: Any, depth: int = 0) -> Spec:
     if isinstance(value, tuple) and depth < 3:
         return Spec("tuple", name, items=tuple(spec_of(v, depth + 1) for v in value))
     if isinstance(value, dict):
+        entries = type(value) is dict and value.items()
+        if entries and all(type(k) is str and _has_rows(v) for k, v in entries):
+            return Spec("dict", name, items=tuple(map(spec_of, value.values())), keys=tuple(value))
         return Spec("dict", name)
     return Spec("object", name)
+
+
+def _has_rows(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | np.ndarray) and value.ndim > 0
 
 
 def memory_of(value: Any, depth: int = 0) -> Iterator[tuple[int, int] | int]:

@@ -41,6 +41,13 @@ class Items:
 
 
 @dataclass(frozen=True)
+class Entries:
+    """A dict, entry by entry."""
+
+    items: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Count:
     """The number of rows. Only sizes may be it: another number of rows, another value."""
 
@@ -86,7 +93,13 @@ def of_spec(spec: Spec | None, axis: int | None) -> Any:
     if spec is None:
         return RowsValue(None)
     if spec.kind == "tuple":
-        return Items(tuple(_item(s) for s in spec.items))
+        # a step's result: the observation comes first, what it says of the whole batch last
+        return Items(
+            tuple(of_spec(s, 0) if s.keys and not k else _item(s) for k, s in enumerate(spec.items))
+        )
+    if spec.keys:
+        found = {k: of_spec(s, 0) for k, s in zip(spec.keys, spec.items, strict=True)}
+        return Entries(found)
     if spec.kind in ("tensor", "array") and spec.shape:
         return RowsValue(spec.shape[1:])
     return Coupled()
@@ -122,6 +135,13 @@ def elementwise(values: list[Any]) -> Any:
     if tail is None:
         raise NotRows("shapes that can't be broadcast meet")
     return RowsValue(tail)
+
+
+def is_rows(value: Any) -> bool:
+    """Whether a value is a batch, or a dict of batches."""
+    if isinstance(value, Entries):
+        return bool(value.items) and all(isinstance(v, RowsValue) for v in value.items.values())
+    return isinstance(value, RowsValue)
 
 
 def values_with_axes(values: list[Any]) -> list[Any]:

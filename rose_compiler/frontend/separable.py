@@ -16,12 +16,14 @@ from rose_compiler.frontend import separable_calls
 from rose_compiler.frontend.rows import (
     NOT_STATIC,
     Count,
+    Entries,
     Items,
     NotRows,
     RowsValue,
     Same,
     Shape,
     elementwise,
+    is_rows,
     of_spec,
     same,
 )
@@ -60,7 +62,7 @@ def separable_block(
             proof.statement(statement)
     except NotRows as found:
         return found.blocker
-    return {n: 0 for n in proof.bound if isinstance(proof.names[n], RowsValue)}
+    return {n: 0 for n in proof.bound if is_rows(proof.names[n])}
 
 
 class _Proof:
@@ -108,6 +110,8 @@ class _Proof:
             return self._name(node)
         if isinstance(node, ast.Tuple | ast.List):
             return Items(tuple(self.value(e) for e in node.elts))
+        if isinstance(node, ast.Dict | ast.DictComp):
+            return self._entries(node)
         if isinstance(node, ast.BinOp):
             return self._arithmetic(node)
         if isinstance(node, ast.UnaryOp):
@@ -191,6 +195,11 @@ class _Proof:
             if type(number) is int and -len(value.items) <= number < len(value.items):
                 return value.items[number]
             raise NotRows("a tuple is indexed by something that is not constant")
+        if isinstance(value, Entries):
+            key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+            if key in value.items:
+                return value.items[key]
+            raise NotRows("a dict is indexed by something that is not constant")
         if isinstance(value, Shape):
             index = self.value(node.slice)
             if isinstance(index, Same) and index.value == 0:
@@ -214,6 +223,39 @@ class _Proof:
             for each in inner:
                 if each is not None and not isinstance(self.value(each), Same):
                     raise NotRows(f"`{ast.unparse(node)}`: a batch is an index")
+
+    def _entries(self, node: ast.Dict | ast.DictComp) -> Entries:
+        """A dict with names as keys, written out or made of another one's entries."""
+        if isinstance(node, ast.Dict):
+            keys = [k.value if isinstance(k, ast.Constant) else None for k in node.keys]
+            if not all(type(k) is str for k in keys):
+                raise NotRows("a dict with keys that are not constant")
+            return Entries({str(k): self.value(v) for k, v in zip(keys, node.values, strict=True)})
+        (first, *more), target = node.generators, node.generators[0].target
+        source = first.iter
+        if (
+            more
+            or first.ifs
+            or first.is_async
+            or not isinstance(target, ast.Tuple)
+            or not all(isinstance(e, ast.Name) for e in target.elts)
+            or len(target.elts) != 2
+            or ast.unparse(node.key) != ast.unparse(target.elts[0])
+            or not isinstance(source, ast.Call)
+            or source.args
+            or source.keywords
+            or not isinstance(source.func, ast.Attribute)
+            or source.func.attr != "items"
+            or not isinstance(of := self.value(source.func.value), Entries)
+        ):
+            raise NotRows(f"`{ast.unparse(node)}` is not understood")
+        key, value = (e.id for e in target.elts if isinstance(e, ast.Name))
+        outer, found = dict(self.names), {}
+        for name, entry in of.items.items():
+            self.names |= {key: same(name), value: entry}
+            found[name] = self.value(node.value)
+        self.names = outer
+        return Entries(found)
 
     def _call(self, node: ast.Call) -> Any:
         if any(isinstance(a, ast.Starred) for a in node.args) or any(

@@ -46,7 +46,8 @@ class Spec:
     """The type of a value as seen on the first trip.
 
     ``kind`` is "tensor", "array", "scalar", "tuple", "dict", "object", "none". Tensors and arrays
-    have ``shape`` and ``dtype`` (text, e.g. "float32"); tuples have ``items``.
+    have ``shape`` and ``dtype`` (text, e.g. "float32"); tuples have ``items``, and so have dicts of
+    arrays or tensors, by ``keys``.
     """
 
     kind: str
@@ -56,6 +57,19 @@ class Spec:
     device: str = ""
     requires_grad: bool = False
     items: tuple[Spec, ...] = ()
+    keys: tuple[str, ...] = ()
+
+
+def rows_of(spec: Spec | None) -> int | None:
+    """The length of the first axis of a tensor or array, or of all entries of a dict of them."""
+    if spec is None:
+        return None
+    if spec.kind in ("tensor", "array"):
+        return spec.shape[0] if spec.shape else None
+    if spec.kind != "dict" or not spec.keys:
+        return None
+    found = {rows_of(item) for item in spec.items}
+    return found.pop() if len(found) == 1 else None
 
 
 @dataclass(frozen=True)

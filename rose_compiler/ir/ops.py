@@ -198,6 +198,8 @@ UNBOUND = _Unbound()
 
 
 def _rows(value: Any, lo: int, hi: int) -> Any:
+    if isinstance(value, dict):
+        return {key: item[lo:hi] for key, item in value.items()}
     return value[lo:hi]
 
 
@@ -205,6 +207,8 @@ def _concat(*parts: Any) -> Any:
     import numpy as np
     import torch
 
+    if isinstance(parts[0], dict):
+        return {key: _concat(*(p[key] for p in parts)) for key in parts[0]}
     if isinstance(parts[0], torch.Tensor):
         return torch.cat(parts)
     return np.concatenate(parts)
@@ -289,8 +293,9 @@ def _join_rows(items: Any) -> Any:
 def _split_rows(value: Any, items: Any) -> Any:
     parts, start = [], 0
     for item in items:
-        parts.append(value[start : start + item.shape[0]])
-        start += item.shape[0]
+        some = next(iter(item.values())) if isinstance(item, dict) else item
+        parts.append(_rows(value, start, start + some.shape[0]))
+        start += some.shape[0]
     return tuple(parts)
 
 

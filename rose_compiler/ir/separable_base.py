@@ -61,17 +61,20 @@ class Rows:
     count: int | None = None
 
     def start(self, node: fx.Node, axis: int) -> None:
-        """Enter a batched placeholder."""
-        shape = shape_of(node)
-        if not 0 <= axis < len(shape):
-            raise Coupled("not-proven-separable", f"`{node.name}` has no axis {axis}")
-        if self.count is not None and self.count != shape[axis]:
-            raise Coupled(
-                "not-proven-separable",
-                f"`{node.name}` has {shape[axis]} rows, the others have {self.count}",
-            )
-        self.count = shape[axis]
-        self.axes[node] = axis
+        """Enter a batched placeholder; one that is a dict has the batch in each entry."""
+        spec = facts.get(node).spec
+        entries = spec is not None and bool(spec.keys)
+        shapes = [s.shape for s in spec.items] if spec is not None and entries else [shape_of(node)]
+        for shape in shapes:
+            if not 0 <= axis < len(shape):
+                raise Coupled("not-proven-separable", f"`{node.name}` has no axis {axis}")
+            if self.count is not None and self.count != shape[axis]:
+                raise Coupled(
+                    "not-proven-separable",
+                    f"`{node.name}` has {shape[axis]} rows, the others have {self.count}",
+                )
+            self.count = shape[axis]
+        self.axes[node] = ("each", axis) if entries else axis
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:

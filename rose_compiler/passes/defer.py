@@ -322,7 +322,7 @@ def _bytes(node: fx.Node) -> int | None:
     spec = facts.get(node).spec
     if spec is None:
         return None
-    parts = spec.items if spec.kind == "tuple" else (spec,)
+    parts = spec.items if spec.kind in ("tuple", "dict") else (spec,)
     total = 0
     for part in parts:
         size = _BYTES.get(part.dtype, 1)

@@ -51,10 +51,7 @@ def batch_rows(node: fx.Node) -> int | None:
 
 
 def rows_known(value: fx.Node) -> int | None:
-    spec = facts.get(value).spec
-    if spec is None or spec.kind not in ("tensor", "array") or not spec.shape:
-        return None
-    return spec.shape[0]
+    return facts.rows_of(facts.get(value).spec)
 
 
 @dataclass

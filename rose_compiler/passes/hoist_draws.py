@@ -95,6 +95,9 @@ def _value(spec: Spec | None, seed: int) -> Any:
     """A value of this type to compute with; None where none can be made up."""
     if spec is None:
         return None
+    if spec.keys:
+        entries = {k: _value(s, seed) for k, s in zip(spec.keys, spec.items, strict=True)}
+        return None if any(v is None for v in entries.values()) else entries
     if spec.kind == "scalar":
         return 1 if spec.type_name == "int" else 1.0
     if spec.kind not in ("tensor", "array") or not spec.dtype:

@@ -29,7 +29,7 @@ def computes(node: fx.Node) -> bool:
         for name, value in zip(signature.params, node.args, strict=True)
         if name in axes and isinstance(value, fx.Node)
     ]
-    return any(s is None or s.kind in ("tensor", "array") for s in specs)
+    return any(s is None or s.kind in ("tensor", "array", "dict") for s in specs)
 
 
 def differs(node: fx.Node, verdict: str, tiles: tuple[int, ...], numerics: str) -> Blocker | None:

@@ -47,7 +47,8 @@ class Split(Pass):
         found = recurrence(loop)
         if isinstance(found, Blocker):
             return  # tile_batch and late say why
-        for node in found.before:
+        # last ones first: what only their late halves use is late too
+        for node in reversed(found.before):
             if is_item(node) or not self.has_late(node, found):
                 continue
             sliced = self.slice(node, found, run_ahead=context_of(rewrite).run_ahead)
@@ -63,6 +64,9 @@ class Split(Pass):
                     f"{len(sliced.late_outputs)} of {results} results, "
                     f"{_calls(sliced.late)} of {calls} calls",
                 )
+                again = recurrence(loop)
+                assert not isinstance(again, Blocker)
+                found = again
 
     def has_late(self, node: fx.Node, found: Recurrence) -> bool:
         """Whether an operation makes anything that is not needed for the next step."""

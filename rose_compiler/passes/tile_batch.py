@@ -105,12 +105,15 @@ def _other_rows(found: Recurrence, size: int) -> Blocker | None:
     """Whether a value on the cycle has another number of rows than the simulator has."""
     for value in (*(found.loop.carried[k] for k in found.carried), *found.nodes):
         spec = facts.get(value).spec
-        if spec is None or spec.kind not in ("tensor", "array") or spec.shape[:1] == (size,):
+        measured = spec is not None and (spec.kind in ("tensor", "array") or spec.keys)
+        if not measured or facts.rows_of(spec) == size:
             continue
+        assert spec is not None
+        shape = spec.shape if not spec.keys else tuple(i.shape for i in spec.items)
         where = tuple(w for w in (place(value),) if w)
         return Blocker(
             "unsupported-shape",
-            f"`{value.name}` is of shape {spec.shape}, the simulator's batch has {size} rows",
+            f"`{value.name}` is of shape {shape}, the simulator's batch has {size} rows",
             where=where,
         )
     return None

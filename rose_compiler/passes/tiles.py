@@ -72,7 +72,7 @@ def with_rows(spec: Spec | None, rows: int) -> Spec | None:
         return None
     if spec.kind in ("tensor", "array") and spec.shape:
         return replace(spec, shape=(rows, *spec.shape[1:]))
-    if spec.kind == "tuple":
+    if spec.kind in ("tuple", "dict"):
         return replace(spec, items=tuple(with_rows(i, rows) or i for i in spec.items))
     return spec
 

@@ -58,8 +58,18 @@ def _like(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
     return copy
 
 
+def rows(value: Any, low: int, high: int) -> Any:
+    """Some rows of a batch: views of a tensor or array, or of each entry of a dict of them."""
+    if isinstance(value, dict):
+        return {key: item[low:high] for key, item in value.items()}
+    return value[low:high]
+
+
 def concat(*parts: Any) -> Any:
-    """Parts of a batch, tensors or arrays of equal trailing shape, joined along the first axis."""
+    """Parts of a batch, tensors or arrays of equal trailing shape, joined along the first axis, or
+    dicts of them."""
+    if isinstance(parts[0], dict):
+        return {key: concat(*(part[key] for part in parts)) for key in parts[0]}
     if isinstance(parts[0], torch.Tensor):
         return torch.cat(parts)
     return np.concatenate(parts)
@@ -69,6 +79,7 @@ def split_rows(value: Any, items: Sequence[Any]) -> tuple[Any, ...]:
     """Views of consecutive rows of ``value``, as many in each as the entry of ``items`` has."""
     parts, low = [], 0
     for item in items:
-        parts.append(value[low : low + item.shape[0]])
-        low += item.shape[0]
+        some = next(iter(item.values())) if isinstance(item, dict) else item
+        parts.append(rows(value, low, low + some.shape[0]))
+        low += some.shape[0]
     return tuple(parts)

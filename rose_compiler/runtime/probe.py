@@ -107,11 +107,12 @@ def probe_tile(
     """
     total = sum(splits)
     for position, axis in batched.items():
-        if args[position].shape[axis] != total:
-            raise ValueError(
-                f"argument {position} has {args[position].shape[axis]} rows along axis {axis}, "
-                f"the splits have {total}"
-            )
+        for one in _arrays(args[position]):
+            if one.shape[axis] != total:
+                raise ValueError(
+                    f"argument {position} has {one.shape[axis]} rows along axis {axis}, "
+                    f"the splits have {total}"
+                )
     worst: Verdict = "bits"
     generator = torch.Generator().manual_seed(0)
     for trial in range(trials + 1):
@@ -135,8 +136,14 @@ def probe_tile(
     return worst
 
 
+def _arrays(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else [value]
+
+
 def _random_like(example: Any, generator: torch.Generator) -> Any:
     """Random values of the example's type, shape and scale; whole numbers are its own, mixed."""
+    if isinstance(example, dict):
+        return {key: _random_like(item, generator) for key, item in example.items()}
     if isinstance(example, np.ndarray):
         return _random_like(torch.from_numpy(np.array(example)), generator).numpy()
     if example.numel() == 0:
@@ -154,6 +161,8 @@ def _random_like(example: Any, generator: torch.Generator) -> Any:
 
 
 def _rows(value: Any, axis: int, low: int, high: int) -> Any:
+    if isinstance(value, dict):
+        return {key: _rows(item, axis, low, high) for key, item in value.items()}
     index = (slice(None),) * axis + (slice(low, high),)
     return value[index]
 
@@ -168,6 +177,8 @@ def _joined(parts: list[Any], whole: Any, results: Mapping[int, int] | None) -> 
 
 
 def _join(parts: list[Any], whole: Any, axis: int | None) -> Any:
+    if axis is not None and isinstance(whole, dict):
+        return {key: _join([p[key] for p in parts], item, axis) for key, item in whole.items()}
     if axis is not None and isinstance(whole, torch.Tensor):
         return torch.cat(parts, dim=axis)
     if axis is not None and isinstance(whole, np.ndarray):

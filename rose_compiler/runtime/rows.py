@@ -9,9 +9,11 @@ import torch
 
 
 def rows_of(value: Any) -> int | None:
-    """Rows of the first tensor or array in a value that may be a nest of tuples and lists."""
+    """Rows of the first tensor or array in a value, which may be a nest of containers."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return int(value.shape[0]) if value.ndim else None
+    if isinstance(value, dict):
+        value = tuple(value.values())
     if isinstance(value, tuple | list):
         return next((n for v in value if (n := rows_of(v)) is not None), None)
     return None
@@ -21,6 +23,8 @@ def cut(value: Any, low: int, high: int, rows: int) -> Any:
     """Rows ``low`` to ``high`` of what has ``rows`` of them; the rest of the value as it is."""
     if isinstance(value, torch.Tensor | np.ndarray) and value.ndim and value.shape[0] == rows:
         return value[low:high]
+    if type(value) is dict:
+        return {key: cut(item, low, high, rows) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return type(value)(cut(v, low, high, rows) for v in value)
     return value
@@ -35,6 +39,8 @@ def join(parts: list[Any]) -> Any:
         return torch.cat(parts)
     if isinstance(first, np.ndarray) and first.ndim:
         return np.concatenate(parts)
+    if type(first) is dict and all(type(p) is dict and p.keys() == first.keys() for p in parts):
+        return {key: join([p[key] for p in parts]) for key in first}
     if isinstance(first, tuple | list):
         return type(first)(join([p[i] for p in parts]) for i in range(len(first)))
     return first

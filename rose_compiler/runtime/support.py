@@ -289,6 +289,7 @@ class Runtime:
         return made[0] if len(made) == 1 else made
 
     snapshot: Callable[[Any], Any] = staticmethod(buffers.snapshot)
+    rows: Callable[[Any, int, int], Any] = staticmethod(buffers.rows)
     concat: Callable[..., Any] = staticmethod(buffers.concat)
     split_rows: Callable[[Any, Any], Any] = staticmethod(buffers.split_rows)
 

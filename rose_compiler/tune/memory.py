@@ -231,7 +231,7 @@ def _collected(node: fx.Node) -> bool:
 
 
 def _rows(spec: Spec | None) -> int:
-    return spec.shape[0] if spec is not None and spec.shape else 0
+    return facts.rows_of(spec) or 0
 
 
 def _inside(node: fx.Node) -> int:
@@ -278,7 +278,7 @@ def _places(spec: Spec | None) -> Iterator[tuple[str, int]]:
     """Where the parts of a value of this type lie, and their bytes."""
     if spec is None:
         return
-    if spec.kind == "tuple":
+    if spec.kind in ("tuple", "dict"):
         for item in spec.items:
             yield from _places(item)
     elif spec.kind in ("tensor", "array"):
@@ -313,6 +313,6 @@ def _tried(node: fx.Node, of: Recurrence, since: str) -> Piece:
 def _arrays(spec: Spec | None) -> int:
     if spec is None:
         return 0
-    if spec.kind == "tuple":
+    if spec.kind in ("tuple", "dict"):
         return sum(map(_arrays, spec.items))
     return sum(size for _, size in _places(spec)) if spec.kind == "array" else 0

@@ -54,6 +54,8 @@ def inputs() -> dict[str, Any]:
         "v": torch.arange(float(ROWS)),
         "one": torch.arange(float(ROWS)).unsqueeze(1),
         "r": step,
+        "d": {"frame": generator.normal(size=(ROWS, 2, 2)), "joints": torch.ones(ROWS, 3)},
+        "q": ({"frame": generator.normal(size=(ROWS, 2))}, *step[1:4], {"frame": np.ones(ROWS)}),
     }
 
 
@@ -70,7 +72,9 @@ def prove_block(code: str) -> dict[str, int] | Blocker:
 def rows_of(value: Any, low: int, high: int) -> Any:
     if isinstance(value, tuple):
         return tuple(rows_of(v, low, high) for v in value)
-    return value if isinstance(value, dict) else value[low:high]
+    if isinstance(value, dict):  # infos have no rows
+        return {k: rows_of(v, low, high) if hasattr(v, "shape") else v for k, v in value.items()}
+    return value[low:high]
 
 
 class TestBlocks:
@@ -108,6 +112,11 @@ class TestBlocks:
             "y = a * 2\nout = np.maximum(y, low)",
             "out = torch.max(x, -x)",
             "pass\nout: object = x.abs()",
+            "out = torch.as_tensor(d['frame'])",
+            "out = {k: torch.as_tensor(v) for k, v in d.items()}",
+            "out = {'far': d['joints'] + 1, 'near': x}",
+            "e = {k: v * 2 for k, v in d.items()}\nout = e['joints']",
+            "obs, reward, terminated, truncated, infos = q\nout = obs['frame'] * 2",
         ],
     )
     def test_proven(self, code: str) -> None:
@@ -123,7 +132,7 @@ class TestBlocks:
             tile = {n: rows_of(v, low, low + rows) for n, v in values.items()}
             exec(code, {**SPACE, **tile}, part)
             for name in axes:
-                expected = whole[name][low : low + rows]
+                expected = rows_of(whole[name], low, low + rows)
                 assert compare_outputs(expected, part[name]) != "differ", name
             low += rows
 
@@ -169,6 +178,17 @@ class TestBlocks:
             "out = matrix.t() @ x",
             "for i in range(3):\n    out = x",
             "out = x.add_(1)",
+            "k = 'frame'\nout = d[k]",
+            "out = d['frame'].mean(0)",
+            "out = d['none']",
+            "out = {k: v.mean() for k, v in d.items()}",
+            "out = {k: v for k, v in d.items() if k != 'frame'}",
+            "out = {v: k for k, v in d.items()}",
+            "out = {x: x}",
+            "out = {'a': x, 'b': 1}",
+            "out = {k: v for k, v in list(d.items())}",
+            "out = torch.as_tensor(d)",
+            "out = q[4]['frame']",
         ],
     )
     def test_refused(self, code: str) -> None:

@@ -149,3 +149,54 @@ def test_nothing_to_say_where_everything_is_needed() -> None:
     )
     history = PassManager([Split()]).run(parse(text), PassContext(options=Decision(groups=2)))
     assert len(history.remarks) == 0
+
+
+CHAIN = """
+@op(kind="graph", reads=[], writes=[], results=2, may_raise=False)
+def first(obs):
+    h = torch.tanh(obs)
+    cost = torch.exp(h)
+    return h, cost
+
+@op(kind="graph", reads=[], writes=[], results=2, may_raise=False)
+def second(h, cost):
+    action = h * 0.5
+    total = cost + action
+    return action, total
+
+@op(kind="step", reads=["envs"], writes=["envs"], attributes={"step": {"env": "envs", "action": "action"}})
+def step(action, envs): ...
+
+@op(reads=[], writes=["buf[t]"], results=0)
+def store(buf, t, total): ...
+
+def rollout(obs0, *, envs, buf):
+    for t, obs in trips(0, 3, 1, obs=obs0):
+        with no_grad():
+            h, cost = first(obs)
+            action, total = second(h, cost)
+        store(buf, t, total)
+        next_obs = step(action, envs)
+        yield next_obs
+    return trips.obs
+"""
+
+
+def test_what_only_late_halves_use_is_late_too() -> None:
+    bind = {"step": BIND["step"], "store": lambda buf, t, total: buf.__setitem__(t, total)}
+
+    def outcome(program):
+        buf: dict[int, torch.Tensor] = {}
+        given = {"envs": lambda action: action + 1, "buf": buf}
+        return [run(program, {"obs0": torch.ones(2, 3)}, given), *buf.values()]
+
+    program = parse(CHAIN, bind)
+    history = PassManager([Split()], verify=2).run(program)
+    names = [op_of(n).name for n in program.nodes() if is_call(n)]
+    assert len(history.remarks.applied()) == 2
+    assert {"first_early", "first_late", "second_early", "second_late"} <= set(names)
+    late = program.ops.by_name["first_late"].body
+    assert late is not None
+    assert "torch.exp" in late.code
+    before = outcome(parse(CHAIN, bind))
+    assert all(torch.equal(a, b) for a, b in zip(before, outcome(program), strict=True))

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rose_compiler.runtime.buffers import concat, snapshot
+from rose_compiler.ir.ops import CONCAT, ROWS, SPLIT_ROWS
+from rose_compiler.runtime.buffers import concat, rows, snapshot, split_rows
 
 Pair = namedtuple("Pair", "a b")
 
@@ -76,3 +77,23 @@ def test_other_objects_are_handed_on() -> None:
 def test_concat_joins_rows() -> None:
     assert concat(np.zeros((1, 2)), np.ones((2, 2))).shape == (3, 2)
     assert torch.equal(concat(torch.zeros(1), torch.ones(2)), torch.tensor([0.0, 1.0, 1.0]))
+
+
+def test_dicts_are_cut_and_joined_by_entry() -> None:
+    whole = {"far": np.arange(4.0), "place": torch.arange(8.0).reshape(4, 2)}
+    parts = [rows(whole, 0, 1), rows(whole, 1, 4)]
+    assert parts[1]["far"].base is whole["far"]
+    joined = concat(*parts)
+    assert list(joined) == ["far", "place"]
+    assert np.array_equal(joined["far"], whole["far"])
+    assert torch.equal(joined["place"], whole["place"])
+    again = split_rows(whole, parts)
+    assert [len(p["place"]) for p in again] == [1, 3]
+    assert np.array_equal(again[1]["far"], whole["far"][1:])
+
+
+def test_the_interpreter_does_the_same() -> None:
+    whole = {"far": np.arange(4.0), "place": torch.arange(8.0).reshape(4, 2)}
+    parts = [ROWS(whole, 0, 1), ROWS(whole, 1, 4)]
+    assert torch.equal(CONCAT(*parts)["place"], whole["place"])
+    assert np.array_equal(SPLIT_ROWS(whole, parts)[1]["far"], whole["far"][1:])

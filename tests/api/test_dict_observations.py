@@ -1,0 +1,185 @@
+"""Observations that are dicts of arrays are rows of a batch, cut and joined entry by entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+import rose_compiler
+from rose_compiler.base.decision import Decision
+from rose_compiler.sim import ShardedEnv
+from tests.api.loops import Drift
+
+ENVS, STEPS = 64, 3
+
+
+class Parts(Drift):
+    """The point's place and how far it is, apart; infos say it once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        box = self.observation_space
+        far = spaces.Box(0, np.inf, (1,), np.float32)
+        self.observation_space = spaces.Dict({"far": far, "place": box})
+
+    def _parts(self, place: Any) -> dict[str, Any]:
+        return {"far": np.abs(place).sum(keepdims=True), "place": place}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        place, infos = super().reset(seed=seed, options=options)
+        return self._parts(place), infos
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        place, reward, terminated, truncated, _ = super().step(action)
+        return self._parts(place), reward, terminated, truncated, {"again": place.copy()}
+
+
+class Policy(nn.Module):
+    """A mean and a value from both parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 3))
+        self.critic = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 1))
+
+    def act(self, place: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.cat([place, far], 1)
+        mean = self.net(x)
+        return mean + 0.1 * torch.randn_like(mean), self.critic(x).flatten()
+
+
+class Rollouts:
+    """What an iteration leaves."""
+
+    def __init__(self) -> None:
+        self.place = torch.zeros(STEPS, ENVS, 3)
+        self.values = torch.zeros(STEPS, ENVS)
+        self.rewards = torch.zeros(STEPS, ENVS)
+
+
+def train(policy: Any, optimizer: Any, buf: Any) -> None:
+    x = torch.cat([buf.place, buf.place.abs().sum(2, keepdim=True)], 2)
+    loss = (policy.critic(x).squeeze(2) - buf.rewards + 0.1 * buf.values).pow(2).mean()
+    optimizer.zero_grad()
+    (loss + policy.net(x).pow(2).mean()).backward()
+    optimizer.step()
+
+
+def picked(policy: Any, optimizer: Any, envs: Any, buf: Any, obs: Any) -> Any:
+    """Entries are taken where they are used; the dict itself is handed on."""
+    for t in range(STEPS):
+        place = torch.as_tensor(obs["place"])
+        far = torch.as_tensor(obs["far"])
+        with torch.no_grad():
+            action, value = policy.act(place, far)
+        buf.place[t], buf.values[t] = place, value
+        obs, reward, _, _, _ = envs.step(action.numpy())
+        buf.rewards[t] = torch.as_tensor(reward)
+    train(policy, optimizer, buf)
+    return obs
+
+
+def converted(policy: Any, optimizer: Any, envs: Any, buf: Any, obs: Any) -> Any:
+    """A dict of tensors is made of every observation."""
+    obs = {k: torch.as_tensor(v) for k, v in obs.items()}
+    for t in range(STEPS):
+        with torch.no_grad():
+            action, value = policy.act(obs["place"], obs["far"])
+        buf.place[t], buf.values[t] = obs["place"], value
+        obs, reward, _, _, _ = envs.step(action.numpy())
+        buf.rewards[t] = torch.as_tensor(reward)
+        obs = {k: torch.as_tensor(v) for k, v in obs.items()}
+    train(policy, optimizer, buf)
+    return obs
+
+
+def from_infos(policy: Any, optimizer: Any, envs: Any, buf: Any, obs: Any) -> Any:
+    """The policy looks at infos, which a shard may have others of."""
+    place = torch.as_tensor(obs["place"])
+    for t in range(STEPS):
+        with torch.no_grad():
+            action, value = policy.act(place, place[:, :1])
+        buf.place[t], buf.values[t] = place, value
+        obs, reward, _, _, infos = envs.step(action.numpy())
+        buf.rewards[t] = torch.as_tensor(reward)
+        place = torch.as_tensor(infos["again"])
+    train(policy, optimizer, buf)
+    return obs
+
+
+def mixed(policy: Any, optimizer: Any, envs: Any, buf: Any, obs: Any) -> Any:
+    """An entry is normalized over all rows."""
+    for t in range(STEPS):
+        place = torch.as_tensor(obs["place"])
+        far = torch.as_tensor(obs["far"] - obs["far"].mean(0))
+        with torch.no_grad():
+            action, value = policy.act(place, far)
+        buf.place[t], buf.values[t] = place, value
+        obs, reward, _, _, _ = envs.step(action.numpy())
+        buf.rewards[t] = torch.as_tensor(reward)
+    train(policy, optimizer, buf)
+    return obs
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def trained(fn: Callable[..., Any], wrap: Callable[[Any], Any]) -> tuple[list[Any], Any]:
+    torch.manual_seed(0)
+    policy, buf = Policy(), Rollouts()
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    factories: list[Callable[[], gymnasium.Env]] = [Parts] * ENVS
+    envs = ShardedEnv.split(factories, shards=2, hosts="inline")
+    try:
+        obs, _ = envs.reset(seed=1)
+        run = wrap(fn)
+        for _ in range(3):
+            obs = run(policy, optimizer, envs, buf, obs)
+    finally:
+        envs.close()
+    found = [*policy.parameters(), *vars(buf).values(), *obs.values(), torch.get_rng_state()]
+    return [torch.as_tensor(f).detach() for f in found], run
+
+
+def compiled(fn: Callable[..., Any], folder: Path, **options: Any) -> str:
+    """Train compiled and as written: the same bits; what was applied."""
+    path = folder / "decision.json"
+    Decision(groups=2, late="shadow", lanes="thread", **options).save(path)
+    eager, _ = trained(fn, lambda f: f)
+    mine, run = trained(
+        fn, lambda f: rose_compiler.compile(f, tune=path, numerics="bitwise", check=True)
+    )
+    said: str = run.explain(width=200).split("Missed")[0]
+    run.close()
+    assert all(torch.equal(a, b) for a, b in zip(eager, mine, strict=True))
+    return said
+
+
+@pytest.mark.parametrize("fn", [picked, converted])
+def test_dicts_are_cut_with_the_batch(fn: Callable[..., Any], tmp_path: Path) -> None:
+    said = compiled(fn, tmp_path)
+    assert "the batch of 64 advances in 2 groups of 32, 32" in said
+    assert "late [late]" in said
+
+
+def test_late_work_on_a_dict_is_deferred(tmp_path: Path) -> None:
+    said = compiled(picked, tmp_path, defer=True)
+    assert "computed once for all 3 trips" in said
+
+
+@pytest.mark.parametrize("fn", [from_infos, mixed])
+def test_what_is_about_all_rows_stays_whole(fn: Callable[..., Any], tmp_path: Path) -> None:
+    assert "advances in" not in compiled(fn, tmp_path)
