@@ -237,7 +237,7 @@ def main(argv: list[str] | None = None) -> None:
         most = f"{100 * FIGURES['profiling']:.0f}%"
         for what, cost in zip(
             ("program order", "the default schedule"),
-            profiling_cost(3 if args.quick else 40),
+            profiling_cost(3 if args.quick else 80),
             strict=True,
         ):
             shown = f"{100 * (cost.median - 1):+.1f}% [{100 * (cost.low - 1):+.1f}, "

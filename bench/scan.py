@@ -2,9 +2,9 @@
 
 For each shape (steps x environments) and both numerics: seconds of the eager loop and of the
 compiled one once its recurrence is compiled to C, the ratio of paired trials with a 95% interval,
-and the greatest difference. A call
-goes through about a thousand steps, so that what calling costs is spread over them. One torch
-thread, as rows of these sizes gain nothing from more.
+and the greatest difference. A call goes through about a thousand steps, so that what calling costs
+is spread over them. Torch has the threads that it takes by itself: its own operations on rows of
+these sizes run on one.
 """
 
 from __future__ import annotations
@@ -118,7 +118,6 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=15, help="trials of each variant")
     parser.add_argument("--seconds", type=float, default=0.5, help="least length of a trial")
     chosen = parser.parse_args()
-    torch.set_num_threads(1)
     print(
         f"{'shape':13} {'numerics':8} {'eager':>11} {'compiled':>11}   {'times as fast':>25}   off"
     )

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import statistics
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,6 +62,7 @@ class _Kernel:
     def __init__(self, parts: tuple[Part, ...]) -> None:
         self.form = form = text(parts)
         self.spans = [n for of, _ in parts for n in (of.start, of.step, len(of.trips))]
+        self.sharing: dict[int, _Sharing] = {}
         self.trips = sum(len(of.trips) for of, _ in parts)
         self.lock = threading.Lock()
         self.spent = 0.0
@@ -120,12 +123,41 @@ class _Kernel:
         given += [0 if t is None else t.data_ptr() for t in first]
         given += [t.data_ptr() for t in last]
         given += self.spans
-        threads, block = _shared(size, self.trips) if whole else (1, PROVEN)
-        self.function(
-            (ctypes.c_long * len(given))(*given),
-            (ctypes.c_double * len(numbers))(*numbers),
-            *(size, block, threads, _fork() if threads > 1 else None),
-        )
+        handed = (ctypes.c_long * len(given))(*given), (ctypes.c_double * len(numbers))(*numbers)
+        most = _shared(size, self.trips) if whole else 1
+        if most == 1:
+            self.function(*handed, size, BLOCK if whole else PROVEN, 1, None)
+            return
+        sharing = self.sharing.setdefault(size, _Sharing())
+        threads, started = sharing.threads(most), time.perf_counter()
+        self.function(*handed, size, _block(size, threads), threads, _fork())
+        sharing.took(threads, time.perf_counter() - started)
+
+
+class _Sharing:
+    """Whether several threads pay, from what calls took: beside other work they may not. Both ways
+    are tried in turn first, and the slower one now and then, since that may change."""
+
+    FIRST, AGAIN = 10, 100
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.alone: deque[float] = deque(maxlen=5)
+        self.shared: deque[float] = deque(maxlen=5)
+
+    def threads(self, most: int) -> int:
+        """How many threads the next call runs on, of ``most``."""
+        if self.calls < self.FIRST:
+            share = self.calls % 2 == 0
+        else:
+            share = statistics.median(self.shared) < statistics.median(self.alone)
+            share ^= self.calls % self.AGAIN == 0
+        self.calls += 1
+        return most if share else 1
+
+    def took(self, threads: int, seconds: float) -> None:
+        """Note what a call took."""
+        (self.alone if threads == 1 else self.shared).append(seconds)
 
 
 _kernels: dict[tuple[Part, ...], _Kernel] = {}
@@ -301,13 +333,19 @@ def _tried(
     return made
 
 
-def _shared(size: int, trips: int) -> tuple[int, int]:
-    """How many threads compute, and how many columns one takes at a time."""
-    threads = torch.get_num_threads() if size * trips >= SHARED and size >= 2 * LEAST else 1
-    if threads == 1 or not _fork():
-        return 1, BLOCK
-    block = -(-size // (2 * threads))
-    return min(threads, size // LEAST), min(BLOCK, max(LEAST, -(-block // 64) * 64))
+def _shared(size: int, trips: int) -> int:
+    """How many threads there are for the columns: torch's, if all trips are work enough."""
+    if size * trips < SHARED or size < 2 * LEAST:
+        return 1
+    threads = min(torch.get_num_threads(), size // LEAST)
+    return threads if threads > 1 and _fork() else 1
+
+
+def _block(size: int, threads: int) -> int:
+    """Columns that a thread takes at a time: each twice, if there are enough."""
+    if threads == 1:
+        return BLOCK
+    return min(BLOCK, max(LEAST, -(-size // (128 * threads)) * 64))
 
 
 @lru_cache(maxsize=1)

@@ -346,9 +346,9 @@ def shares(monkeypatch) -> list[int]:
     monkeypatch.setattr(scan_native, "SHARED", 1)
     monkeypatch.setattr(scan_native, "LEAST", 64)
 
-    def watched(*args: Any) -> tuple[int, int]:
-        found.append(original(*args)[0])
-        return original(*args)
+    def watched(*args: Any) -> int:
+        found.append(original(*args))
+        return found[-1]
 
     monkeypatch.setattr(scan_native, "_shared", watched)
     return found
@@ -381,6 +381,20 @@ def test_threads_flush_to_zero_as_their_caller_does(monkeypatch, no_numpy) -> No
         torch.set_flush_denormal(False)
         torch.set_num_threads(before)
     assert max(seen) == 2
+
+
+def test_threads_are_given_up_where_they_do_not_pay() -> None:
+    sharing = scan_native._Sharing()
+    took = {1: 1.0, 2: 3.0}
+    ran = []
+    for call in range(400):
+        if call == 250:
+            took[2] = 0.5
+        ran.append(sharing.threads(2))
+        sharing.took(ran[-1], took[ran[-1]])
+    assert ran[:4] == [2, 1, 2, 1]
+    assert ran[10:250].count(2) == 2  # tried again now and then
+    assert sharing.shared[-1] == 0.5
 
 
 def test_one_thread_is_obeyed(monkeypatch, no_numpy) -> None:
