@@ -36,7 +36,7 @@ from rose_compiler.passes.manager import History, PassManager, check_round_trip
 from rose_compiler.passes.pipeline import PIPELINE
 from rose_compiler.runtime.slow import SlowRuntime
 from rose_compiler.runtime.support import Runtime
-from rose_compiler.testing import aliasing, functions, recurrences, slots
+from rose_compiler.testing import aliasing, functions, pipelining, recurrences, slots
 from rose_compiler.testing.capturing import assert_same, difference, first_trip, shuffle, values_of
 from rose_compiler.testing.features import features_of, features_of_text
 from rose_compiler.testing.functions import load
@@ -58,7 +58,8 @@ ORDERS = 2
 #: What keeps the trips of a loop from overlapping: half of the loop nests are drawn without.
 STOPPING = frozenset({"exit", "opaque", "unbound", "while"})
 #: The pipeline, or one of its passes alone, each of these as often as all others together.
-PASSES = st.one_of(st.just(PIPELINE), st.sampled_from([(one,) for one in PIPELINE]))
+_ALONE = [(one,) for one in PIPELINE if one.name != "pipeline_loops"]  # it is told which loops
+PASSES = st.one_of(st.just(PIPELINE), st.sampled_from(_ALONE))
 _DRAWN = st.one_of(programs(), programs(without=STOPPING, size=40))
 _SEEDS = st.integers(0, 1 << 16)
 
@@ -155,6 +156,27 @@ def _rollouts(data: Any, result: Result, folder: Path) -> None:
         result.rewrites["lanes"] += len(runtime._lanes)
 
 
+def _pipelines(data: Any, result: Result, folder: Path) -> None:
+    """Loop nests and rollouts whose loops are pipelined as if their operations took random times:
+    by random orders of lanes and as emitted, on slow lanes."""
+    number, lanes = data.draw(_SEEDS), data.draw(st.integers(1, 3))
+    if data.draw(st.booleans()):
+        rollout: Rollout = data.draw(rollouts())
+        result.shown = dump(rollout.program())
+        result.features.update(features_of(rollout.program()))
+        outcome = pipelining.check_rollout(rollout, data.draw(DECISIONS), number, lanes)
+    else:
+        generated: Generated = data.draw(_DRAWN)
+        result.shown = dump(generated.program)
+        result.features.update(features_of(generated.program))
+        outcome = pipelining.check_nest(generated, number, lanes)
+    result.rewrites["pipeline_loops"] += outcome.loops
+    result.rewrites["on threads"] += outcome.away
+    result.rewrites["lanes"] += outcome.lanes
+    result.rewrites["two stages"] += outcome.depth == 1
+    result.rewrites["more stages"] += outcome.depth > 1
+
+
 def _captured(source: ModuleType) -> Check:
     """Python functions, captured and run in program order and in random legal ones."""
 
@@ -229,6 +251,7 @@ KINDS: dict[str, Check] = {
     "nests": _nests,
     "lanes": _lanes,
     "rollouts": _rollouts,
+    "pipelines": _pipelines,
     "functions": _captured(functions),
     "aliasing": _captured(aliasing),
     "recurrences": _recurrences,

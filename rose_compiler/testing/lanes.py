@@ -1,4 +1,4 @@
-"""Random schedules of programs, random times for them, and emitted code on lanes."""
+"""Random schedules of programs, and emitted code on lanes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import Any
 
 import torch.fx as fx
 
-from rose_compiler.base.decision import Pipelined
 from rose_compiler.codegen import emit, load
 from rose_compiler.codegen.schedule import acts, source_of
 from rose_compiler.codegen.unbound import exits_of
 from rose_compiler.ir import facts
 from rose_compiler.ir.deps import Dependences
 from rose_compiler.ir.facts import Slot
-from rose_compiler.ir.keys import loops_by_key
 from rose_compiler.ir.program import LoopView, Program, is_call, is_structure
 from rose_compiler.runtime.support import Runtime
 
@@ -87,18 +85,3 @@ def _random_slots(
         )
         for n in nodes
     }
-
-
-def lengths_at_random(program: Program, seed: int, lanes: int) -> tuple[Pipelined, ...]:
-    """All loops of a program to be pipelined, as if their operations took random times."""
-    draw = random.Random(seed)
-    return tuple(
-        Pipelined(
-            key,
-            lanes,
-            tuple(
-                (n.name, draw.choice((0, 5, 100, 400, 1500))) for n in loop.graph.nodes if acts(n)
-            ),
-        )
-        for key, loop in loops_by_key(program).items()
-    )

@@ -59,7 +59,7 @@ def busy(operations: list[Operation], placed: Placement, hand: Hand) -> dict[str
 
 
 @given(bodies())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_a_schedule_keeps_every_distance_every_lane_and_the_bounds(
     body: tuple[list[Operation], list[Wait], Hand],
 ) -> None:
@@ -87,7 +87,7 @@ def test_a_schedule_keeps_every_distance_every_lane_and_the_bounds(
 
 
 @given(bodies())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_one_after_the_other_is_always_found(
     body: tuple[list[Operation], list[Wait], Hand],
 ) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rose_compiler.base.decision import Decision, Pipelined
 from rose_compiler.ir import facts
@@ -18,10 +14,6 @@ from rose_compiler.ir.program import Program
 from rose_compiler.passes.base import PassContext
 from rose_compiler.passes.manager import History, PassManager
 from rose_compiler.passes.pipeline_loops import PipelineLoops
-from rose_compiler.runtime.slow import SlowRuntime
-from rose_compiler.testing import slots
-from rose_compiler.testing.lanes import execute, lengths_at_random
-from rose_compiler.testing.programs import Generated, programs
 
 TEXT = """
 @op(reads=["robot"], writes=["robot"])
@@ -158,31 +150,3 @@ def test_nothing_runs_ahead_of_what_may_raise_where_that_is_asked_for() -> None:
     about = replace(context(), run_ahead=False)
     _, history = run(TEXT, about)
     assert [r.code for r in history.remarks.missed()] == ["may-raise"]
-
-
-@given(generated=programs(), number=st.integers(0, 99), lanes=st.integers(1, 3))
-@settings(max_examples=40, deadline=None)
-def test_generated_programs_keep_their_bits(generated: Generated, number: int, lanes: int) -> None:
-    same_after(generated, number, lanes)
-
-
-def same_after(generated: Generated, number: int, lanes: int) -> Program:
-    """Run a program pipelined with random lengths: by the reference executor, by random orders of
-    its lanes, and as emitted, on threads that are slow at random."""
-    before = generated.run_and_snapshot()
-    program = generated.clone()
-    wanted = lengths_at_random(program, number, lanes)
-    about = PassContext(options=Decision(pipeline=wanted))
-    PassManager([PipelineLoops()], verify=2).run(program, about)
-    assert generated.run_and_snapshot(program) == before
-    if before.raised:
-        return program
-
-    def by_slots(objects: dict[str, Any]) -> Any:
-        return slots.run(program, generated.args, objects, seed=number)
-
-    assert generated.observe(by_slots) == before
-    with contextlib.closing(SlowRuntime(number)) as runtime:
-        found = generated.observe(lambda o: execute(program, generated.args, o, runtime))
-    assert found == before
-    return program

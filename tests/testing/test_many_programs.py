@@ -36,6 +36,10 @@ SUITE: dict[str, tuple[int, dict[str, int]]] = {
             "lanes": 1,
         },
     ),
+    "pipelines": (
+        40,
+        {"pipeline_loops": 1, "on threads": 1, "lanes": 1, "two stages": 1, "more stages": 1},
+    ),
     "functions": (80, {"moves": 1}),
     "aliasing": (60, {"moves": 1}),
     "recurrences": (80, {"scan": 1}),
@@ -45,6 +49,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "nests": PROGRAM_FEATURES,
     "lanes": PROGRAM_FEATURES,
     "rollouts": ("loop", "carried over 1 trip", "indexed store", "borrowed buffer", "early exit"),
+    "pipelines": ("loop", "carried over 1 trip", "indexed store", "borrowed buffer", "alias"),
     "functions": TEXT_FEATURES,
     "aliasing": ("for", "attribute store", "indexed store", "in-place operator", "call"),
     "recurrences": ("for", "indexed store"),

@@ -23,6 +23,7 @@ from rose_compiler.passes import (
     graphs,
     hoist,
     late,
+    pipeline_loops,
     place,
     scan,
     split,
@@ -214,6 +215,27 @@ def _(monkeypatch: pytest.MonkeyPatch) -> None:
 @mutant("fuse: where every bit counts", "trainings", 30)
 def _(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuse, "why_not", nothing_against)
+
+
+@mutant("pipeline_loops: dependences between trips", "pipelines", 30)
+def _(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = pipeline_loops.modulo_schedule
+
+    def careless(operations: Any, waits: Any, *rest: Any, **more: Any) -> Any:
+        return schedule(operations, [w for w in waits if w.distance == 0], *rest, **more)
+
+    monkeypatch.setattr(pipeline_loops, "modulo_schedule", careless)
+    monkeypatch.setattr(pipeline_loops, "_broken", nothing_against)
+
+
+@mutant("pipeline_loops: dependences between trips, for the verifier too", "pipelines", 30)
+def _(monkeypatch: pytest.MonkeyPatch) -> None:
+    _without(monkeypatch, lambda e: e.kind != "value" and not e.applies(0))
+
+
+@mutant("pipeline_loops: an exit on the way", "pipelines", 30)
+def _(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_loops, "_one_at_a_time", nothing_against)
 
 
 # The schedule and the runtime of lanes.
