@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Literal
 
 import gymnasium
@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from rose_compiler.base import phases
 from rose_compiler.base.errors import fail
 from rose_compiler.runtime.hosts.process import close_all
 from rose_compiler.sim import build, layout
@@ -19,7 +20,7 @@ from rose_compiler.sim.body import BodyFactory, BodyResult
 from rose_compiler.sim.envpool_shards import envpool_factories
 from rose_compiler.sim.infos import merge as merge_infos
 from rose_compiler.sim.protocol import StepResult
-from rose_compiler.sim.shards import BaseShard, ProcessShard, let_go, lost
+from rose_compiler.sim.shards import BaseShard, HostedShard, ProcessShard, let_go, lost
 
 Hosts = Literal["inline", "thread", "process"]
 EnvFactory = Callable[[], gymnasium.Env]
@@ -205,6 +206,42 @@ class ShardedEnv(VectorEnv):
             raise
         self._collected = []
         return self.merge(collected)
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Wait for the shards' steps no longer than that inside the block, where they live in
+        threads or processes."""
+        with ExitStack() as limits:
+            for shard in self._shards:
+                if isinstance(shard, HostedShard):
+                    limits.enter_context(shard.within(seconds))
+            yield
+
+    def timed(self, on: bool) -> None:
+        """Let the shards in threads and processes time their steps from now on, or not; not while
+        one is under way."""
+        for shard in self._shards:
+            if isinstance(shard, HostedShard):
+                shard.timed(on)
+
+    def times(self) -> tuple[float, float, float] | None:
+        """When the first shard began the last step and the last one ended it (``perf_counter``),
+        and the CPU seconds of all; None unless all of them were timed."""
+        told = [shard.times() for shard in self._shards if isinstance(shard, HostedShard)]
+        known = [one for one in told if one is not None]
+        if len(known) < len(self._shards):
+            return None
+        starts, ends, cpu = zip(*known, strict=True)
+        return min(starts), max(ends), sum(cpu)
+
+    def phases(self) -> list[phases.Ended]:
+        """The named phases in the last step, if it was timed; before the next begins."""
+        hosted = (s for s in self._shards if isinstance(s, HostedShard))
+        return [ended for shard in hosted for ended in shard.phases()]
+
+    def give_up(self, error: BaseException) -> None:
+        """Refuse further steps because of ``error``; one under way may still be waited for."""
+        self._shards[0].give_up(error)
 
     def reset(
         self,

@@ -288,6 +288,19 @@ class HostedShard(BaseShard):
         finally:
             self._within = before
 
+    def timed(self, on: bool) -> None:
+        """Let steps from now on be timed, or not; not while one is under way."""
+        raise NotImplementedError
+
+    def times(self) -> tuple[float, float, float] | None:
+        """When the last step began and ended (``perf_counter``), and its CPU seconds; None where
+        it was not timed."""
+        raise NotImplementedError
+
+    def phases(self) -> list[phases.Ended]:
+        """The named phases in the last step, if it was timed; before the next begins."""
+        raise NotImplementedError
+
     def _wait(self) -> Any:
         assert self._ticket is not None
         value = self.host.wait(self._ticket, self._within)

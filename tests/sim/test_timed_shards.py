@@ -11,6 +11,7 @@ import pytest
 from sim_envs import Walk
 
 from rose_compiler.base import phases
+from rose_compiler.base.errors import HostTimeout
 from rose_compiler.runtime.support import Runtime
 from rose_compiler.sim import ShardedEnv
 
@@ -26,6 +27,14 @@ class Phased(Walk):
         with rose.phase("physics"):
             sleep(0.002)
             return super().step(action)
+
+
+class Stuck(Walk):
+    """Takes longer for a step than anybody waits."""
+
+    def step(self, action: Any) -> Any:
+        sleep(0.7)
+        return super().step(action)
 
 
 @pytest.fixture(scope="module", params=["process", "thread"])
@@ -55,6 +64,45 @@ def test_phases_in_a_shard_are_noted_on_its_lane(hosts: Any) -> None:
             assert step.ran_s is not None
             assert step.ran_s[0] <= phase.start_s < phase.end_s <= step.ran_s[1]
     runtime.close()
+    env.close()
+
+
+@pytest.mark.parametrize("hosts", ["process", "thread"])
+def test_a_lane_of_the_whole_simulator_tells_of_all_its_shards(hosts: Any) -> None:
+    env = ShardedEnv.split([Phased] * 4, shards=2, hosts=hosts)
+    env.reset(seed=0)
+    runtime = Runtime()
+    lane = runtime.lane("shard:envs")
+    with runtime.recording() as spans:
+        lane.step(7, env, np.zeros((4, 2), np.float32)).wait()
+        told = [shard.times() for shard in env.shards()]
+    (step,) = (span for span in spans if span.kind != phases.KIND)
+    assert step.ran_s == (min(t[0] for t in told), max(t[1] for t in told))
+    assert step.cpu_s == sum(t[2] for t in told)
+    assert sum(span.op == "physics" for span in spans) == 4
+    lane.step(7, env, np.zeros((4, 2), np.float32)).wait()
+    assert env.times() is None, "timing ends with the recording"
+    runtime.close()
+    env.close()
+
+
+def test_what_is_not_hosted_tells_no_times() -> None:
+    env = ShardedEnv.split([Walk] * 2, shards=2)
+    env.reset(seed=0)
+    env.timed(True)
+    env.step(ACTIONS)
+    assert env.times() is None
+    assert env.phases() == []
+    env.close()
+
+
+def test_a_time_limit_holds_for_the_whole_simulator() -> None:
+    env = ShardedEnv.split([Stuck] * 2, shards=2, hosts="thread")
+    env.reset(seed=0)
+    runtime = Runtime(timeout=0.2)
+    task = runtime.lane("shard:envs").step(7, env, ACTIONS)
+    with pytest.raises(HostTimeout):
+        task.wait()
     env.close()
 
 
