@@ -315,6 +315,8 @@ class ShardedEnv(VectorEnv):
     def close_extras(self, **kwargs: Any) -> None:
         """Close the environments, and end threads and processes."""
         del kwargs
+        if any(shard.fault is not None for shard in self._shards):
+            let_go(self._shards)  # somebody may still be waiting for a step that was given up
         errors: list[Exception] = []
         processes = [shard.host for shard in self._shards if isinstance(shard, ProcessShard)]
         try:

@@ -17,6 +17,9 @@ from torch import Tensor, nn
 import rose_compiler
 from rose_compiler.api import tuning
 from rose_compiler.base.decision import Decision
+from rose_compiler.frontend import losses as traced_losses
+from rose_compiler.ir import losses
+from rose_compiler.passes import fuse_losses
 from rose_compiler.runtime import gradients, graphs, inductor
 
 
@@ -321,6 +324,34 @@ def test_refused(fn: Any, code: str, decision: str) -> None:
     twin.check()
     assert not twin.fused
     assert code in twin.blockers()
+
+
+def nothing_against(*args: Any) -> None:
+    """A question of legality that finds nothing, whatever it is asked."""
+
+
+#: Planted faults: questions that find nothing, and the trainings that show it.
+MUTANTS: dict[str, tuple[Any, str, Any]] = {
+    "what is drawn between": (losses, "conflicts", drawing_between),
+    "numbers that the loop changes": (traced_losses._Tracer, "_rebound", annealing),
+    "who goes on recording": (fuse_losses, "graph_leaving", aside),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_fault_is_found(
+    name: str, decision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, question, fn = MUTANTS[name]
+    monkeypatch.setattr(owner, question, nothing_against)
+    twin = Twin(fn, decision)
+
+    def train() -> None:
+        twin.run()
+        twin.check()
+
+    with pytest.raises((AssertionError, RuntimeError)):
+        train()
 
 
 def test_an_error_of_the_loop_stays_one(decision: str) -> None:

@@ -154,6 +154,24 @@ def test_a_lane_waits_for_a_shard_no_longer_than_its_limit(hosts: Any) -> None:
     env.close()
 
 
+def test_a_step_that_a_lane_left_behind() -> None:
+    """The lane's own wait goes on in a thread; nobody else may wait for the process meanwhile."""
+    env = ShardedEnv.split([partial(Slow, 30.0)], shards=1, hosts="process")
+    env.reset(seed=0)
+    lane = ShardLane("shard:0")
+    lane.step(0, env.shards()[0], ACTIONS[:1])
+    assert not lane.settle(0.05)
+    lane.abandon()
+    with pytest.raises(RuntimeFault, match="its simulator is lost") as caught:
+        env.shards()[0].step_async(ACTIONS[:1])
+    assert "lane 'shard:0' did not finish" in str(caught.value)
+    env.close()
+    assert_let_go(env)
+    for thread in [t for t in threading.enumerate() if "settling" in t.name]:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
 def test_a_worker_lost_before_the_first_reset() -> None:
     env = ShardedEnv.split([partial(Faulty, "kill", 0), Walk], shards=2, hosts="process")
     os.kill(pids(env)[0], signal.SIGKILL)

@@ -9,6 +9,7 @@ import pytest
 
 import rose_compiler
 from rose_compiler.passes import hosts
+from rose_compiler.runtime import remote
 from rose_compiler.testing import hosting
 from rose_compiler.testing.functions import load
 
@@ -63,4 +64,30 @@ def test_an_order_without_dependences_is_found(
         "in_order",
         lambda nodes, edges, calls: in_order(nodes, [e for e in edges if e.kind == "value"], calls),
     )
-    assert differing(tmp_path, range(PROGRAMS))[0]
+    assert found(tmp_path)
+
+
+def found(folder: Path) -> bool:
+    """Whether one of the programs differs."""
+    return any(differing(folder, range(seed, seed + 1))[0] for seed in range(PROGRAMS))
+
+
+def test_a_lane_that_does_not_wait_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote.ComponentTask, "wait", lambda task: task.value)
+    assert found(tmp_path)
+
+
+def test_answers_of_another_call_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lane takes in the answers of calls under way in another order than they were begun."""
+    receive = remote.ComponentTask.receive
+
+    def turned(task: Any, *rest: Any) -> None:
+        other = task.lane._running[-1]
+        if not other.pending.done:
+            task.pending, other.pending = other.pending, task.pending
+        receive(task, *rest)
+
+    monkeypatch.setattr(remote.ComponentTask, "receive", turned)
+    assert found(tmp_path)

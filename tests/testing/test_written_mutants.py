@@ -7,20 +7,27 @@ the pass says why it leaves the program alone, and the program runs as it did.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 
 from rose_compiler.base.decision import Decision
 from rose_compiler.ir import interp
+from rose_compiler.ir.parse import parse
 from rose_compiler.ir.verify import verify
-from rose_compiler.passes import hoist_draws, late, tile_batch, tiles
+from rose_compiler.passes import fuse_graphs, hoist_draws, late, tile_batch, tiles
 from rose_compiler.passes.base import PassContext
+from rose_compiler.passes.fuse import Fuse
 from rose_compiler.passes.manager import PassManager
 from rose_compiler.passes.pipeline import PIPELINE
+from rose_compiler.runtime import graphs, inductor
+from rose_compiler.runtime.support import Runtime
 from rose_compiler.testing import rollouts, slots
+from rose_compiler.testing.lanes import execute
 from rose_compiler.testing.rollouts import SIGNATURES, Rollout
 
 CONTEXT = PassContext(
@@ -192,3 +199,46 @@ def test_a_planted_fault_is_found(planted: Written, monkeypatch: pytest.MonkeyPa
         planted.plant(patch)
         found, _ = differs(planted.rollout)
     assert found, "it passes"
+
+
+DRAWING = """
+@op(kind="graph", reads=["rng:torch"], writes=["rng:torch"], may_raise=False)
+def drawing(x):
+    a = torch.rand_like(x)
+    b = a + x
+    c = torch.tanh(b)
+    d = c * 2.0
+    e = torch.tanh(d)
+    f = e + 1.0
+    return f
+
+def iteration(x):
+    y = drawing(x)
+    return y
+"""
+
+
+def test_a_compiled_graph_that_draws_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trying it out draws as well, so the numbers of the training are others then."""
+
+    def run() -> tuple[Any, bool]:
+        program = parse(DRAWING)
+        context = PassContext(options=Decision(compile=True))
+        history = PassManager([Fuse()], verify=1).run(program, context)
+        with torch.random.fork_rng(devices=[]), contextlib.closing(Runtime()) as runtime:
+            torch.manual_seed(4)
+            found = execute(program, {"x": torch.ones(3)}, {}, runtime)
+        return found.tolist(), bool(history.rewrites["fuse"])
+
+    def traced(function: Any, given: Any) -> Any:
+        with torch.no_grad():
+            return inductor.make_fx(function)(*given)
+
+    monkeypatch.setattr(graphs, "built", traced)
+    monkeypatch.setattr(graphs, "PAYS", float("inf"))
+    plain, applied = run()
+    assert not applied
+    monkeypatch.setattr(fuse_graphs, "_blocked", lambda node: None)
+    found, applied = run()
+    assert applied
+    assert found != plain
