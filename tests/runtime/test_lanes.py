@@ -270,7 +270,7 @@ def test_a_host_lane_calls_methods_by_name() -> None:
     assert host.limits == [3.0, 3.0]
     failing = lane.submit(2, "index", 9)
     assert lane.settle(1.0)
-    assert host.limits[-1] == 1.0
+    assert 0.5 < host.limits[-1] <= 1.0  # what is left of it
     assert lane.failed == [failing]
 
 
