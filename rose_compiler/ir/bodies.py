@@ -11,6 +11,7 @@ import torch
 import torch.fx as fx
 
 from rose_compiler.ir import facts, program
+from rose_compiler.ir.body import Body
 from rose_compiler.ir.builder import settle_target
 from rose_compiler.ir.ops import BRANCH, BREAK_IF, CONTINUE_IF, LOOP, STATE
 from rose_compiler.ir.program import BranchView, LoopView, Program, Value, is_call
@@ -242,4 +243,4 @@ def copied(
         new[node] = graph.node_copy(node, lambda n: new[n])
         facts.copy(node, new[node], pass_name=pass_name)
         rename(new[node], renamed)
-    return fx.GraphModule(holder, graph)
+    return Body(holder, graph)

@@ -9,6 +9,7 @@ import torch
 import torch.fx as fx
 
 from rose_compiler.ir import facts
+from rose_compiler.ir.body import Body
 from rose_compiler.ir.ops import BRANCH, LOOP, STATE, Op
 
 Value = Any  # fx.Node, or a Python constant
@@ -133,7 +134,7 @@ class Builder:
     def finish(self, outputs: Value) -> fx.GraphModule:
         """Close the graph with its output."""
         self.graph.output(fx.node.map_aggregate(outputs, self.use))
-        return fx.GraphModule(self.module, self.graph)
+        return Body(self.module, self.graph)
 
     def attach(self, stem: str, child: fx.GraphModule) -> fx.Node:
         """Hang a finished body below this graph; its ``get_attr`` node."""

@@ -117,10 +117,13 @@ class Facts:
     note: str = ""
 
 
+_NONE = Facts()
+
+
 def get(node: fx.Node) -> Facts:
     """The facts of a node (defaults when none were set)."""
     found = node.meta.get(_KEY)
-    return found if isinstance(found, Facts) else Facts()
+    return found if isinstance(found, Facts) else _NONE
 
 
 def put(node: fx.Node, **changes: Any) -> Facts:

@@ -6,6 +6,7 @@ What shows is the result or the exception, the arguments afterwards and the proc
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,14 +45,48 @@ def values_of(captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]
     return {name: bound.arguments[name] for name in captured.values}
 
 
+def rebound(objects: Mapping[str, Any], old: Sequence[Any], new: Sequence[Any]) -> dict[str, Any]:
+    """The live objects of a program, with other arguments in the place of the captured ones."""
+    table = {id(a): b for a, b in zip(old, new, strict=True)}
+    return {name: table.get(id(value), value) for name, value in objects.items()}
+
+
+class Watched:
+    """A function as it is captured by a call: the program runs once, watched, then again."""
+
+    captured: Captured
+    recorder: Recorder
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+        self._args: tuple[Any, ...] = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Capture the function for these arguments, and run it in program order."""
+        self._args = args
+        self.captured = capture(self.fn, args, kwargs)
+        program = self.captured.program
+        self.recorder = Recorder(program)
+        return interp.run(program, values_of(self.captured, args, kwargs), hooks=self.recorder)
+
+    def refined(self, log: RemarkLog | None = None) -> Program:
+        """The program, its effects made as narrow as what was seen allows."""
+        refine(self.captured.program, self.recorder.record, RemarkLog() if log is None else log)
+        return self.captured.program
+
+    def again(self, *args: Any) -> Any:
+        """Run the program, as it is by now, on other arguments of the same make."""
+        program = self.captured.program
+        values = values_of(self.captured, args, {})
+        return interp.run(program, values, rebound(program.objects, self._args, args))
+
+
 def first_trip(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> FirstTrip:
     """Capture ``fn``, run the program once in program order and refine its effects."""
-    captured = capture(fn, args, kwargs)
-    recorder = Recorder(captured.program)
-    result = interp.run(captured.program, values_of(captured, args, kwargs), hooks=recorder)
-    log = RemarkLog()
-    refine(captured.program, recorder.record, log)
-    return FirstTrip(captured, recorder.record, log, result)
+    watched, log = Watched(fn), RemarkLog()
+    result = watched(*args, **kwargs)
+    watched.refined(log)
+    return FirstTrip(watched.captured, watched.recorder.record, log, result)
 
 
 @dataclass
@@ -68,17 +103,19 @@ def both(
     fn: Callable[..., Any],
     make: Callable[[], tuple[Any, ...]],
     kwargs: Callable[[], dict[str, Any]] = dict,
+    captured: Callable[..., Any] | None = None,
 ) -> tuple[Outcome, Outcome]:
-    """The outcomes of ``fn(*make(), **kwargs())`` as written and as captured."""
+    """The outcomes of ``fn(*make(), **kwargs())`` as written and as captured, by ``captured`` where
+    it is given."""
 
     def eager(*args: Any, **named: Any) -> Any:
         return fn(*args, **named)
 
-    def captured(*args: Any, **named: Any) -> Any:
+    def plain(*args: Any, **named: Any) -> Any:
         found = capture(fn, args, named)
         return interp.run(found.program, values_of(found, args, named))
 
-    return _run(eager, make, kwargs), _run(captured, make, kwargs)
+    return _run(eager, make, kwargs), _run(captured or plain, make, kwargs)
 
 
 def _run(
@@ -107,13 +144,16 @@ def assert_same(
     fn: Callable[..., Any],
     make: Callable[[], tuple[Any, ...]] = tuple,
     kwargs: Callable[[], dict[str, Any]] = dict,
+    captured: Callable[..., Any] | None = None,
 ) -> Outcome:
     """Assert that a captured function does what the function does; the eager outcome.
+
+    ``captured`` captures and runs it, where that is not done here.
 
     Raises:
         AssertionError: naming what differs.
     """
-    eager, found = both(fn, make, kwargs)
+    eager, found = both(fn, make, kwargs, captured)
     if repr(eager.error) != repr(found.error):
         raise AssertionError(
             f"eager raised {eager.error!r}, captured {found.error!r}"
@@ -129,8 +169,13 @@ def assert_same(
 _TIMES = frozenset(("episode_start_time", "time_queue"))
 
 
-def difference(a: Any, b: Any, path: str = "", seen: frozenset[int] = frozenset()) -> str | None:
-    """Where two values differ, ``None`` where they are equal bit for bit, times of day aside."""
+def difference(
+    a: Any, b: Any, path: str = "", seen: frozenset[int] = frozenset(), *, rtol: float = 0
+) -> str | None:
+    """Where two values differ, ``None`` where they are equal bit for bit, times of day aside.
+
+    ``rtol`` is what tensors and numbers may differ by, relative to themselves or to one.
+    """
     if id(a) in seen:
         return None
     seen = seen | {id(a)}
@@ -138,7 +183,7 @@ def difference(a: Any, b: Any, path: str = "", seen: frozenset[int] = frozenset(
         return f" at {path or 'top'}: {type(a).__name__} and {type(b).__name__}"
     if isinstance(a, torch.Tensor):
         same = a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
-        same = same or bool(a.shape == b.shape and torch.allclose(a, b, 0, 0, equal_nan=True))
+        same = same or bool(a.shape == b.shape and torch.allclose(a, b, rtol, rtol, equal_nan=True))
         if same and a.requires_grad != b.requires_grad:
             return f" at {path}: requires_grad"
         return None if same else f" at {path or 'top'}: {a} and {b}"
@@ -150,7 +195,9 @@ def difference(a: Any, b: Any, path: str = "", seen: frozenset[int] = frozenset(
         if plain_keys and list(a) != list(b):
             return f" at {path or 'top'}: keys {list(a)} and {list(b)}"
         if not plain_keys:  # by order, as an optimizer's state by its parameters
-            return difference(list(a.values()), list(b.values()), f"{path}.values()", seen)
+            return difference(
+                list(a.values()), list(b.values()), f"{path}.values()", seen, rtol=rtol
+            )
         pairs = [(f"{path}[{k!r}]", a[k], b[k]) for k in a if k not in _TIMES]
     elif isinstance(a, list | tuple):
         if len(a) != len(b):
@@ -161,12 +208,14 @@ def difference(a: Any, b: Any, path: str = "", seen: frozenset[int] = frozenset(
     else:
         try:
             same = bool(a == b) or (a != a and b != b)
+            if rtol and isinstance(a, float):
+                same = same or math.isclose(a, b, rel_tol=rtol, abs_tol=rtol)
         except Exception:  # what can't be compared is left to the other checks
             same = True
         plain = isinstance(a, int | float | complex | str | bytes | bool | type(None) | set)
         return None if same or not plain else f" at {path or 'top'}: {a!r} and {b!r}"
     for where, x, y in pairs:
-        found = difference(x, y, where, seen)
+        found = difference(x, y, where, seen, rtol=rtol)
         if found is not None:
             return found
     return None

@@ -1,7 +1,7 @@
 """Random iterations that call a component in a host of its own, as source.
 
-:func:`source` writes a function ``iteration(it, policy, opt, data, scorer, log)``; :func:`world`
-makes what it is called with, around a live hosted :class:`Scorer`.
+:func:`functions` writes a module with a function ``iteration(it, policy, opt, data, scorer, log)``;
+:func:`world` makes what it is called with, around a live hosted :class:`Scorer`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import time
 from typing import Any
 
 import torch
+from hypothesis import strategies as st
 from torch import nn
+
+from rose_compiler.testing.program_pool import Draw
 
 
 class Scorer:
@@ -51,25 +54,26 @@ _PLAIN = (
 )
 
 
-def source(seed: int) -> str:
-    """The text of a random iteration, the same for the same seed."""
-    draw = random.Random(f"hosted {seed}")
+@st.composite
+def functions(draw: Draw) -> str:
+    """The text of a module with a function ``iteration(it, policy, opt, data, scorer, log)``."""
     lines, scores = ["scorer.publish(policy)"], 0
-    for _ in range(draw.randint(4, 9)):
-        kind = draw.randrange(4)
+    for _ in range(draw(st.integers(4, 9))):
+        kind = draw(st.integers(0, 3))
         if kind == 0:
             scores += 1
-            lines.append(f"s{scores} = scorer.score({draw.choice((0.5, 1.0, 2.0))})")
+            lines.append(f"s{scores} = scorer.score({draw(st.sampled_from((0.5, 1.0, 2.0)))})")
         elif kind == 1 and scores:
-            lines.append(f"log.append(s{draw.randint(1, scores)})")
-        elif kind == 2 and draw.random() < 0.3:
-            inner = ["scorer.publish(policy)"] * draw.randint(0, 1) + ["c = scorer.score(3.0)"]
-            inner += [draw.choice(("log.append(c)", "log.append((it, c))"))]
+            lines.append(f"log.append(s{draw(st.integers(1, scores))})")
+        elif kind == 2 and draw(st.integers(0, 2)) == 0:
+            inner = ["scorer.publish(policy)"] * draw(st.integers(0, 1)) + ["c = scorer.score(3.0)"]
+            inner += [draw(st.sampled_from(("log.append(c)", "log.append((it, c))")))]
             lines.append("if it % 2 == 0:\n" + _indented(inner))
         else:
-            lines.append(draw.choice(_PLAIN))
+            lines.append(draw(st.sampled_from(_PLAIN)))
     lines += [f"log.append(s{k})" for k in range(1, scores + 1)]
-    return f"def iteration(it, policy, opt, data, scorer, log):\n{_indented(lines)}\n"
+    head = "def iteration(it, policy, opt, data, scorer, log):"
+    return f"import torch\n\n\n{head}\n{_indented(lines)}\n"
 
 
 def _indented(lines: list[str]) -> str:

@@ -139,9 +139,3 @@ def bits(values: Any) -> Any:
 
 def seen(result: Any, given: tuple[Any, ...]) -> Any:
     return bits(result), bits(tuple(getattr(given[0], n) for n in BUFFERS)), bits(given[2])
-
-
-def rebound(objects: dict[str, Any], old: tuple[Any, ...], new: tuple[Any, ...]) -> dict[str, Any]:
-    """The live objects of another world in the place of the captured one's."""
-    table = {id(a): b for a, b in zip(old, new, strict=True)}
-    return {name: table.get(id(value), value) for name, value in objects.items()}

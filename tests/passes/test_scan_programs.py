@@ -18,9 +18,9 @@ from rose_compiler.passes.base import PassContext
 from rose_compiler.passes.manager import PassManager
 from rose_compiler.passes.scan import Scan
 from rose_compiler.runtime.support import Runtime
-from rose_compiler.testing.capturing import first_trip, values_of
+from rose_compiler.testing.capturing import first_trip, rebound, values_of
 from rose_compiler.testing.functions import load as load_module
-from rose_compiler.testing.recurrences import SHAPES, Writer, rebound, seen, world
+from rose_compiler.testing.recurrences import SHAPES, Writer, seen, world
 
 
 def written(seed: int, folder: Path) -> Any:

@@ -40,20 +40,33 @@ SUITE: dict[str, tuple[int, dict[str, int]]] = {
         40,
         {"pipeline_loops": 1, "on threads": 1, "lanes": 1, "two stages": 1, "more stages": 1},
     ),
+    "updates": (80, {"unswitch": 20, "late": 20, "lanes": 1}),
     "functions": (80, {"moves": 1}),
     "aliasing": (60, {"moves": 1}),
     "recurrences": (80, {"scan": 1}),
     "trainings": (22, {"hoist": 1, "late": 1}),
+    "losses": (12, {"fuse": 4}),
+    "hosted": (8, {"hosts": 2}),
+}
+#: In how many programs out of a hundred the passes that a kind is about do something.
+SHARES: dict[str, dict[str, int]] = {
+    "updates": {"unswitch": 30},
+    "recurrences": {"scan": 80},
+    "losses": {"fuse": 40},
+    "hosted": {"hosts": 50},
 }
 FEATURES: dict[str, tuple[str, ...]] = {
     "nests": PROGRAM_FEATURES,
     "lanes": PROGRAM_FEATURES,
     "rollouts": ("loop", "carried over 1 trip", "indexed store", "borrowed buffer", "early exit"),
     "pipelines": ("loop", "carried over 1 trip", "indexed store", "borrowed buffer", "alias"),
+    "updates": ("loop", "branch", "mutable local", "borrowed buffer", "optimizer step"),
     "functions": TEXT_FEATURES,
     "aliasing": ("for", "attribute store", "indexed store", "in-place operator", "call"),
     "recurrences": ("for", "indexed store"),
     "trainings": ("for", "if", "loop in a loop", "attribute store", "in-place operator"),
+    "losses": ("for", "in-place operator", "call", "fused", "fused alone", "blocked"),
+    "hosted": ("for", "if", "call"),
 }
 
 
@@ -71,6 +84,9 @@ def test_generated_programs(kind: str, tally: Callable[[Result], None]) -> None:
     assert found.programs == count
     done = {name: found.rewrites[name] for name in least}
     assert all(done[name] >= n for name, n in least.items()), done
+    shares = SHARES.get(kind, {})
+    applied = {name: 100 * found.applied[name] // count for name in shares}
+    assert all(applied[name] >= least for name, least in shares.items()), applied
     assert not [f for f in FEATURES[kind] if found.features[f] == 0], found.features
     # what raises is compared in program order alone
     assert found.features["raises"] <= count // 2

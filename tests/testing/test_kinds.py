@@ -1,0 +1,74 @@
+"""Planted faults in the passes that kinds of programs of their own are about are found by these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rose_compiler.ir import losses
+from rose_compiler.passes import hosts, unswitch
+from rose_compiler.runtime import remote
+from rose_compiler.testing.fuzz import fuzz
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def an_order_without_dependences(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_order = hosts.in_order
+    monkeypatch.setattr(
+        hosts,
+        "in_order",
+        lambda nodes, edges, calls: in_order(nodes, [e for e in edges if e.kind == "value"], calls),
+    )
+
+
+def a_lane_that_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote.ComponentTask, "wait", lambda task: task.value)
+
+
+def answers_of_another_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lane takes in the answers of calls under way in another order than they were begun."""
+    receive = remote.ComponentTask.receive
+
+    def turned(task: Any, *rest: Any) -> None:
+        other = task.lane._running[-1]
+        if not other.pending.done:
+            task.pending, other.pending = other.pending, task.pending
+        receive(task, *rest)
+
+    monkeypatch.setattr(remote.ComponentTask, "receive", turned)
+
+
+def work_that_others_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unswitch, "_closed", lambda moved, gate, edges: moved)
+
+
+def a_condition_that_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unswitch, "_overwritten", lambda *given: False)
+
+
+def what_stands_in_front_of_a_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "conflicts", lambda *given: False)
+
+
+@pytest.mark.parametrize(
+    ("plant", "kind", "count", "seed"),
+    [
+        (an_order_without_dependences, "hosted", 8, 1),
+        (a_lane_that_does_not_wait, "hosted", 8, 1),
+        (answers_of_another_call, "hosted", 8, 1),
+        (work_that_others_wait_for, "updates", 20, 1),
+        (a_condition_that_is_overwritten, "updates", 60, 3),
+        (what_stands_in_front_of_a_backward, "losses", 30, 1),
+    ],
+    ids=lambda v: getattr(v, "__name__", str(v)),
+)
+def test_a_planted_fault_is_found(
+    plant: Plant, kind: str, count: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        plant(patched)
+        found = fuzz(kind, count, seed, shrink=False)
+    assert found.failure is not None, f"{found.programs} programs let it pass"
