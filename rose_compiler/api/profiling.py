@@ -25,6 +25,7 @@ from rose_compiler.runtime.profiler import Raw, Recorder, record, summarize, tim
 from rose_compiler.runtime.support import Runtime
 from rose_compiler.tune.fits import Fits
 from rose_compiler.tune.memory import Stretch
+from rose_compiler.tune.spared import spared
 from rose_compiler.tune.windows import Windows, find_windows
 
 #: Iterations of a schedule that run before any of them is profiled.
@@ -201,12 +202,13 @@ class Profiling:
         return CostModel.of(last.plan, last.program, last.profile, last.machine)
 
     def remarks(self, *, pipelined: bool) -> list[Remark]:
-        """What bounds the trips of loops in the schedule that was profiled last, nothing where none
-        was; of pipelined loops alone, if asked."""
+        """What bounds the trips of loops in the schedule that was profiled last, of pipelined loops
+        alone, if asked, and what hoisted parts of graphs are worth; nothing where none was."""
         found = None if self.latest is None else self.of[self.latest]
         if found is None or not found.iteration_s:
             return []
-        return list(self.cost().remarks(pipelined=pipelined))
+        worth = spared(found.program, found.profile)
+        return [*self.cost().remarks(pipelined=pipelined), *worth]
 
     def windows(self) -> Windows:
         """The windows of the iteration that was profiled last."""

@@ -33,6 +33,7 @@ _CAPTURED = frozenset(
         "statics",
         "conditional",
         "given",
+        "once",
         "part_of",
     )
 )

@@ -82,6 +82,7 @@ class Op:
       is which items they hold, not the memory of any;
     * ``"loads"``, ``"stores"``: ``(owner, attribute)`` and ``(owner, attribute, value)`` of an
       operation that does nothing but read, or assign, one attribute of an object;
+    * ``"once"``: whether it is a part of a graph that a pass has moved in front of a loop;
     * ``"part_of"``: ``(operation, positions)`` of a part that a pass cut out of a captured
       operation: which of its results each result of the part is, ``None`` for a value inside.
     """

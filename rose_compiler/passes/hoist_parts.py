@@ -70,6 +70,7 @@ def put_in_loop(node: fx.Node, parts: Parts, rewrite: Rewriter) -> fx.Node:
     made = part(rewrite.program, op, parts.fixed, name, named_axes(node))
     # it makes values in the middle of what was captured, once for all its calls
     del made.attributes["part_of"]
+    made.attributes["once"] = True
     args = [given[n] for n in parts.fixed_inputs]
     call = rewrite.call(made, *args, before=node, like=node, name=f"{node.name}_fixed")
     if len(parts.passed) == 1:

@@ -151,6 +151,21 @@ def delayed_actor(learner, envs, ring, obs, steps, losses):  # type: ignore[no-u
     return obs
 
 
+def usual(learner, envs, ring, obs, steps, losses):  # type: ignore[no-untyped-def]
+    """Trains all on the newest transition too: the next action waits for critic and actor."""
+    for _ in range(steps):
+        action = learner.act(obs)
+        next_obs, reward, terminated, _, _ = envs.step(action.numpy())
+        ring.add(obs, action, reward, next_obs, terminated)
+        obs = torch.from_numpy(next_obs)
+        batch = ring.sample(8)
+        loss = learner.train_critic(batch)
+        learner.train_actor(batch[0])
+        learner.follow()
+        losses.append(loss.item())
+    return obs
+
+
 def _run(function: Any, delay: int, compile: Any, vectorize: Any, env: Any) -> Any:
     learner, ring = Learner(delay), Ring(60, seed=4)
     envs = vectorize([env] * 4)
@@ -173,6 +188,10 @@ def run_behind(compile: Any, vectorize: Any, env: Any = Reach) -> Any:
 
 def run_delayed(compile: Any, vectorize: Any, env: Any = Reach) -> Any:
     return _run(delayed_actor, 2, compile, vectorize, env)
+
+
+def run_usual(compile: Any, vectorize: Any, env: Any = Reach) -> Any:
+    return _run(usual, 1, compile, vectorize, env)
 
 
 SCRIPTS = [
