@@ -148,26 +148,40 @@ class Pipelining:
             if trips < 2 or seconds.loops.get(key, 0.0) * runs < LEAST_SHARE * whole:
                 continue
             wanted = Pipelined(key, lanes, tuple(seconds.micros(key, loop)))
-            if self._looked_at(loop, wanted, deps, context):
+            if self._looked_at(loop, wanted, deps, context, seconds.loops[key] / trips):
                 yield wanted
 
     def _looked_at(
-        self, loop: LoopView, wanted: Pipelined, deps: Dependences, context: PassContext
+        self,
+        loop: LoopView,
+        wanted: Pipelined,
+        deps: Dependences,
+        context: PassContext,
+        trip_s: float,
     ) -> bool:
-        """Whether a loop's trips can overlap at a gain; remarks say what bounds them."""
+        """Whether a loop's trips can overlap at a gain over ``trip_s``, the seconds that one is
+        predicted to take without; remarks say what bounds them."""
         work = work_of(loop, wanted, deps, context)
         where = tuple(w for w in (place(loop.node),) if w is not None)
         if isinstance(work, Blocker):
             self._miss(work, where)
             return False
         why = (
-            f"a trip of {loop.label} takes {work.sequential} µs in program order; with "
+            f"a trip of {loop.label} takes {work.sequential} µs, one thing after the other; with "
             f"{wanted.lanes} more lane{'s' * (wanted.lanes != 1)}: {told(work, work.least())}"
         )
         self._log.add(Remark("note", PASS, where, "interval", why))
         placed = plan(loop, wanted, deps, context)
         if isinstance(placed, Blocker):
             self._miss(placed, where)
+            return False
+        interval = placed[1].interval
+        if 1e-6 * interval > (1.0 - LEAST_GAIN) * trip_s:
+            why = (
+                f"pipelined, trips of {loop.label} begin every {interval} µs; without, they are "
+                f"predicted to follow each other in {1e6 * trip_s:.0f} µs"
+            )
+            self._miss(Blocker("predicted-slower", why), where)
             return False
         return True
 

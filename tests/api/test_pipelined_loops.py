@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,12 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     monkeypatch.setattr(
         pipelining.Times, "micros", lambda self, key, loop: half_a_millisecond(loop)
     )
+    of = pipelining.Times.of
+    monkeypatch.setattr(
+        pipelining.Times,
+        "of",
+        lambda *given: replace(of(*given), loops={"for__": 12 * 5 * 500e-6}),
+    )
     monkeypatch.setattr(
         Unit, "forecast", lambda self, d: seconds["pipelined" if d.pipeline else "plain"]
     )
@@ -203,3 +210,17 @@ def test_loops_stay_where_the_pass_is_left_out(measured: dict[str, float]) -> No
         found, fast = proposed()
     assert found == []
     assert not [r for r in fast._log if r.pass_name == "pipeline_loops"]
+
+
+def test_no_schedule_is_built_where_trips_follow_each_other_as_fast(
+    measured: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = pipelining.Times.of
+    monkeypatch.setattr(
+        pipelining.Times, "of", lambda *given: replace(of(*given), loops={"for__": 12 * 1500e-6})
+    )
+    found, fast = proposed()
+    assert found == []
+    (missed,) = fast._log.missed().for_pass("pipeline_loops")
+    assert missed.code == "predicted-slower"
+    assert "predicted to follow each other in 1500 µs" in missed.why
