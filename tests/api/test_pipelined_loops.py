@@ -224,3 +224,53 @@ def test_no_schedule_is_built_where_trips_follow_each_other_as_fast(
     (missed,) = fast._log.missed().for_pass("pipeline_loops")
     assert missed.code == "predicted-slower"
     assert "predicted to follow each other in 1500 µs" in missed.why
+
+
+class Scorer:
+    """A component in a host, with a state of its own."""
+
+    def __init__(self) -> None:
+        self.total = torch.zeros(16)
+
+    def score(self, x: torch.Tensor) -> torch.Tensor:
+        self.total = 0.5 * self.total + x
+        return self.total.clone()
+
+
+def test_a_component_in_a_host_keeps_its_lane(tmp_path: Path) -> None:
+    def scored(tune: Any) -> tuple[list[torch.Tensor], rose_compiler.Compiled | None]:
+        torch.manual_seed(4)
+        policy, encoder = nn.Linear(16, 16), nn.Linear(16, 16)
+        with rose_compiler.hosted(Scorer, host="thread") as scorer:
+
+            def iteration(x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+                kept = []
+                with torch.no_grad():
+                    for _ in range(9):
+                        x = torch.tanh(policy(x))
+                        total = scorer.score(x)
+                        kept.append(encoder(total))
+                return x, kept
+
+            fast = None
+            if tune is not None:
+                fast = rose_compiler.compile(iteration, tune=tune, numerics="bitwise")
+            x, found = torch.ones(16), []
+            for _ in range(3):
+                x, kept = (fast or iteration)(x)
+                found += [x, *kept]
+            if fast is not None:
+                fast.close()
+            return found, fast
+
+    _, probe = scored(tune=False)
+    (loop,) = probe._last.unit.program.loops()  # type: ignore[union-attr]
+    wanted = Pipelined(loop.node.name, 1, tuple(half_a_millisecond(loop)))
+    path = tmp_path / "decision.json"
+    Decision(hosted=True, pipeline=(wanted,)).save(path)
+    found, fast = scored(path)
+    assert same(found, scored(None)[0])
+    assert fast is not None
+    assert 'rt.lane("thread:pipe1")' in fast.source
+    assert "host_scorer.submit(" in fast.source
+    assert "started >= 2" in fast.source
