@@ -128,6 +128,22 @@ def test_files_are_private_and_nothing_else_is_left(training: Training, kept: Pa
     assert set(data) == {"format", "key", "decision", "verdict"}
 
 
+def test_an_interrupted_write_leaves_the_whole_of_what_was_there(
+    training: Training, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle(training)
+    before = entry(kept).read_bytes()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        begin(training)._last.unit.tuning()._entry.store(Decision(groups=2), "faster")
+    assert entry(kept).read_bytes() == before  # and no other file
+    assert begin(training).settled
+
+
 def test_another_make_machine_or_version_is_another_entry(
     training: Training, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

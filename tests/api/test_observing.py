@@ -444,3 +444,32 @@ def test_what_nothing_writes_is_not_added() -> None:
     compiled(reader, torch.ones(2))
     compiled.close()
     assert "reader.unused" not in compiled.ir("captured")
+
+
+class Watched:
+    """Notes what watches it while it runs."""
+
+    def __init__(self) -> None:
+        self.scale = 2.0
+        self.seen: list[tuple[bool, bool]] = []
+
+    @rose_compiler.component(reads=["self"], writes=["self.seen"])
+    def forward(self, x: Any) -> Any:
+        hooked = "__getattribute__" in vars(Watched)
+        self.seen.append((torch._C._len_torch_dispatch_stack() > 0, hooked))
+        return x * self.scale
+
+
+def forwards(watched: Any, x: Any) -> Any:
+    for _ in range(2):
+        x = watched.forward(x)
+    return x
+
+
+def test_nothing_is_watched_behind_the_first_iteration() -> None:
+    compiled = rose_compiler.compile(forwards, tune=False)
+    watched = Watched()
+    for _ in range(3):
+        compiled(watched, torch.ones(2))
+    compiled.close()
+    assert watched.seen == [(True, True)] * 2 + [(False, False)] * 4
