@@ -20,13 +20,14 @@ from rose_compiler.base import phases
 from rose_compiler.base.machine import Machine
 from rose_compiler.base.marks import Mark, key_of
 from rose_compiler.base.profile import Activity, LoopTime, OpTime, Profile, Span, Timeline
-from rose_compiler.runtime.activity import busy_cores, share_of
+from rose_compiler.runtime.activity import Sample, busy_cores, refined, share_of
 from rose_compiler.runtime.clocks import Clocks
 
 #: Seconds for which the list of child processes is taken to hold.
 CHILDREN_S = 5.0
-#: CPU seconds of this thread, this process and its children, at a point in time.
-Sample = tuple[float, float, float, float]
+#: Ticks of which one is chosen to take samples at: operations are then met at random, and not what
+#: follows upon the longest.
+CHOICE = 32
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Raw:
 
 
 class Recorder:
-    """Takes the ticks of an instrumented function: a time each, now and then CPU times too."""
+    """Takes the ticks of an instrumented function: a time each, now and then CPU times too, at two
+    ticks that follow upon each other, so that some operations are seen alone."""
 
     def __init__(self) -> None:
         self.tick: Callable[[int], None] = self._make()
@@ -54,6 +56,8 @@ class Recorder:
         self.samples: list[Sample] = []
         self._clocks: Clocks | None = None
         self._since = 0.0
+        self._ahead = 0  # ticks until the pair of samples that is due; -1 between the two
+        self._drawn = 1
         mark, at, now = self.marks.append, self.times.append, perf_counter
         due = float("inf")
 
@@ -63,7 +67,7 @@ class Recorder:
             mark(k)
             at(time)
             if time > due:
-                due = self._sample(time)
+                due = self._pair(time)
 
         def begin() -> None:
             nonlocal due
@@ -71,6 +75,7 @@ class Recorder:
             self.marks.clear()
             self.times.clear()
             self.samples.clear()
+            self._ahead = self._drawn % CHOICE
             due = self._sample(now())
             at(now())
 
@@ -88,6 +93,20 @@ class Recorder:
         now = perf_counter()
         self.times.append(now)
         self._sample(now)
+
+    def _pair(self, time: float) -> float:
+        """A sample at the tick that was chosen and at the next one; when another one is due."""
+        if self._ahead > 0:
+            self._ahead -= 1
+            return time
+        after = self._sample(time)
+        if self._ahead == 0:
+            self._ahead = -1
+            return time
+        # Park and Miller's generator (CACM 31, 1988): no state of the user's is touched
+        self._drawn = self._drawn * 48271 % 0x7FFFFFFF
+        self._ahead = self._drawn % CHOICE
+        return 2 * after - time
 
     def _sample(self, time: float) -> float:
         assert self._clocks is not None
@@ -191,6 +210,10 @@ def timeline(
                     work_s=seen.cpu_s,
                 )
             )
+    # what the coordinator did, waits and hand-overs too
+    pieces = [(s.start_s, s.end_s, s.op) for s in walk.spans]
+    pieces += [(s.start_s, s.end_s, f"wait {s.op}") for s in walk.waits]
+    samples = refined(samples, pieces)
     cores = busy_cores(samples, machine)
     everything = [*_with_cpu(walk.spans, samples, ran), *ran]
     shares = share_of([(s.start_s, s.end_s) for s in everything], device or cores)

@@ -13,7 +13,7 @@ import pytest
 from rose_compiler.base.machine import Machine
 from rose_compiler.base.marks import Mark
 from rose_compiler.base.profile import Activity, Profile, Span, Timeline
-from rose_compiler.runtime.activity import busy_cores, share_of
+from rose_compiler.runtime.activity import busy_cores, refined, share_of
 from rose_compiler.runtime.clocks import LEAST_S, SHARE, Clocks, children, clock_of, parse_stat
 from rose_compiler.runtime.profiler import Raw, Recorder, record, summarize, timeline
 from rose_compiler.runtime.support import Runtime
@@ -116,6 +116,42 @@ def test_cpu_time_goes_to_what_ran_between_samples() -> None:
         (2.0, 4.0, pytest.approx(0.5)),
     ]
     assert [s.activity for s in found.spans] == pytest.approx([0.375, 0.375, 0.5])
+
+
+def test_how_busy_operations_are_is_told_from_intervals_that_hold_several() -> None:
+    # step keeps two cores busy and act one; only one interval has one of them alone
+    pieces, samples, used, at = [], [(0.0, 0.0, 0.0, 0.0)], [0.0, 0.0, 0.0], 0.0
+    for trip in range(6):
+        for name, seconds, theirs in (("act", 0.004, 0.0), ("step", 0.008, 2.0)):
+            pieces.append((at, at + seconds, name))
+            at += seconds
+            used = [used[0] + seconds * (theirs == 0), used[0], used[2] + seconds * theirs]
+            if (trip, name) in ((0, "step"), (2, "act"), (2, "step"), (4, "act"), (5, "step")):
+                samples.append((at, used[0], used[0], used[2]))
+    found = refined(samples, pieces)
+    assert set(samples) <= set(found)
+    shares = {a.start_s: a.share for a in busy_cores(found, TWO)}
+    for start, _, name in pieces:
+        assert shares[start] == pytest.approx(0.5 if name == "act" else 1.0, abs=0.05)
+
+
+def test_what_is_short_is_not_told_apart() -> None:
+    samples = [(0.0, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 0.0), (2.0, 1.5, 1.5, 0.0)]
+    assert refined(samples, [(0.5, 0.5001, "blink")]) == samples
+    assert refined(samples[:2], [(0.0, 0.4, "a"), (0.4, 1.0, "b")]) == samples[:2]
+
+
+def test_samples_come_in_pairs_at_ticks_that_are_not_always_the_same(monkeypatch) -> None:
+    recorder = Recorder()
+    monkeypatch.setattr(recorder, "_sample", lambda time: recorder.samples.append((time,)) or time)
+    recorder.begin()
+    for _ in range(2000):
+        recorder.tick(0)
+    taken = [s[0] for s in recorder.samples[1:]]
+    places = [recorder.times.index(t) for t in taken if t in recorder.times]
+    assert len(places) > 40
+    assert all(b - a == 1 for a, b in zip(places[::2], places[1::2], strict=False))
+    assert len({place % 16 for place in places[::2]}) > 8
 
 
 def test_an_accelerator_s_activity_is_the_spans_own() -> None:
