@@ -127,7 +127,7 @@ def _(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canonicalize, "keep_results", lambda body, kept: keep(body, kept[::-1]))
 
 
-@mutant("scan: no trips of their own at the ends", "recurrences", 20)
+@mutant("scan: no trips of their own at the ends", "recurrences", 60, seed=3)
 def _(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "_trip", lambda loop, index, carried, rewrite: carried)
 
