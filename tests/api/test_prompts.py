@@ -157,7 +157,11 @@ def compiled(fn: Callable[..., Any], folder: Path, groups: int = 2, **options: A
     wrap = lambda f: rose_compiler.compile(f, tune=path, numerics="bitwise", **options)  # noqa: E731
     mine, run = trained(fn, wrap)
     said: str = run.explain(width=200)
+    lines = run.source.splitlines()
     run.close()
+    if "makes them once" in said:
+        call = next(k for k, line in enumerate(lines) if "act_fixed(" in line)
+        assert call < next(k for k, line in enumerate(lines) if line.lstrip().startswith("for "))
     assert all(torch.equal(a, b) for a, b in zip(eager, mine, strict=True))
     return said
 
@@ -177,16 +181,3 @@ def test_instructions_are_encoded_once_a_rollout(groups: int, tmp_path: Path) ->
 def test_what_changes_is_encoded_on_every_trip(fn: Callable[..., Any], tmp_path: Path) -> None:
     said = compiled(fn, tmp_path)
     assert "makes them once" not in said
-
-
-def test_the_encoder_runs_once_a_rollout(tmp_path: Path) -> None:
-    """What is emitted calls the part in front of the loop."""
-    path = tmp_path / "decision.json"
-    Decision(groups=2, late="shadow", lanes="thread").save(path)
-    _, run = trained(iteration, lambda f: rose_compiler.compile(f, tune=path, numerics="bitwise"))
-    source = run.source
-    run.close()
-    lines = source.splitlines()
-    call = next(k for k, line in enumerate(lines) if "act_fixed(" in line)
-    loop = next(k for k, line in enumerate(lines) if line.lstrip().startswith("for "))
-    assert call < loop

@@ -123,7 +123,7 @@ def differing(count: int) -> tuple[bool, int]:
         nonlocal moved
         before = outcome(parse(text, OPS))
         program = parse(text, OPS)
-        history = PassManager([HoistInvariant()], verify=2).run(program, PassContext())
+        history = PassManager([HoistInvariant()], verify=1).run(program, PassContext())
         moved += sum("makes them once" in r.why for r in history.remarks.applied())
         after = outcome(program)
         assert len(before) == len(after)
@@ -143,9 +143,9 @@ FEW = 100
 
 
 def test_nothing_differs() -> None:
-    differs, moved = differing(120)
+    differs, moved = differing(101)
     assert not differs
-    assert moved > 20, moved
+    assert moved > 20
 
 
 @pytest.mark.parametrize(
