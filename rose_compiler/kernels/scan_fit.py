@@ -25,6 +25,7 @@ from rose_compiler.base.recurrence import (
 )
 from rose_compiler.kernels import scan_arrays
 from rose_compiler.kernels.functions import FUNCTIONS
+from rose_compiler.kernels.scan_memory import apart, plain, reach_of
 
 _DTYPES = (torch.float32, torch.float64)
 #: Makes of arguments that are kept, of all recurrences together.
@@ -143,7 +144,7 @@ def fit(
         if len(_fits) >= _MOST:
             _fits.clear()
         found = _fits[key] = _found(of, inputs, handed, behind)
-    if found is None or not _apart(of, found, inputs, handed if behind is None else ()):
+    if found is None or not apart(of, found, inputs, handed if behind is None else ()):
         return None
     fixed: dict[int, Any] = {}
     rank = len(found.shape)
@@ -221,7 +222,7 @@ def _found(
             return None
     changed = [inputs[s.source] for s in of.stores]
     changed += [handed[j] for j in of.inplace if behind is None]
-    if not all(map(_plain, changed)):
+    if not all(map(plain, changed)):
         return None
     order = _arranged(of)
     for k in order.invariant:
@@ -233,8 +234,8 @@ def _found(
             return None
     return Fit(
         *(order, kinds, dtype, device, tuple(shape)),
-        tuple(map(_reach, inputs)),
-        tuple(map(_reach, handed)),
+        tuple(map(reach_of, inputs)),
+        tuple(map(reach_of, handed)),
         axes,
     )
 
@@ -343,12 +344,6 @@ def _without(shape: torch.Size, rank: int) -> torch.Size:
     return shape
 
 
-def _plain(value: torch.Tensor) -> bool:
-    """Whether each element has a place of its own."""
-    shared = any(s == 0 and n > 1 for n, s in zip(value.shape, value.stride(), strict=True))
-    return not shared
-
-
 def _type(found: torch.dtype, own: torch.dtype) -> Type:
     if found == own:
         return "value"
@@ -369,58 +364,6 @@ def _rows(of: Recurrence) -> tuple[tuple[int, int] | None, ...]:
         (low + min(offsets[k]), high + max(offsets[k])) if k in offsets else None
         for k in range(len(of.inputs))
     )
-
-
-def _apart(of: Recurrence, found: Fit, inputs: tuple[Any, ...], handed: tuple[Any, ...]) -> bool:
-    """Whether what is stored or changed lies in memory that nothing else is read from.
-
-    A row that is read where it is stored, and only there, is nothing else.
-    """
-    targets = {s.source: s.offset for s in of.stores}
-    memory = list(map(extent, inputs, found.reach))
-    for k in targets:
-        low, high = memory[k]
-        if any(a < high and low < b for j, (a, b) in enumerate(memory) if j != k):
-            return False
-    own = [extent(c, reach) for c, reach in zip(handed[: of.handed], found.handed, strict=False)]
-    for store in of.stores if own else ():
-        # a first value that a store changes is another one behind it
-        low, high = stored(of, inputs[store.source], store.offset)
-        if any(a < high and low < b for a, b in own):
-            return False
-    for k in of.inplace if own else ():
-        low, high = own[k]
-        others = (*memory, *own[:k], *own[k + 1 :])
-        if any(a < high and low < b for a, b in others):
-            return False
-    return all(
-        i.offset == targets[i.source] for i in of.items if i.kind == "row" and i.source in targets
-    )
-
-
-def stored(of: Recurrence, target: torch.Tensor, offset: int) -> tuple[int, int]:
-    """The addresses of the rows that are stored to."""
-    low, high = min(of.trips) + offset, max(of.trips) + offset
-    row = target.stride(0) * target.element_size()
-    start = target.data_ptr() + low * row
-    inside = sum((n - 1) * s for n, s in zip(target.shape[1:], target.stride()[1:], strict=True))
-    return start, start + (high - low) * row + (inside + 1) * target.element_size()
-
-
-def extent(value: Any, reach: int) -> tuple[int, int]:
-    """The addresses between which a tensor's elements lie."""
-    if not reach:
-        return 0, 0
-    start = value.data_ptr()
-    return start, start + reach
-
-
-def _reach(value: Any) -> int:
-    """Bytes from a tensor's first element to behind its last; strides are never negative."""
-    if not isinstance(value, torch.Tensor) or not value.numel():
-        return 0
-    last = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
-    return int((last + 1) * value.element_size())
 
 
 def _spreads(shape: torch.Size, over: torch.Size) -> bool:

@@ -24,7 +24,7 @@ import torch
 
 from rose_compiler.base.recurrence import PROVEN, Recurrence
 from rose_compiler.kernels import native, scan_arrays, scan_cpu
-from rose_compiler.kernels.scan_fit import extent, stored
+from rose_compiler.kernels.scan_memory import extent, stored
 from rose_compiler.kernels.scan_plan import Plan, column, number
 from rose_compiler.kernels.scan_source import BLOCK, Layout, Part, text
 

@@ -17,7 +17,8 @@ from torch.autograd.graph import increment_version
 from rose_compiler.base.recurrence import Input, Recurrence
 from rose_compiler.kernels import scan_arrays
 from rose_compiler.kernels.functions import FUNCTIONS
-from rose_compiler.kernels.scan_fit import make_of, resolve, stored
+from rose_compiler.kernels.scan_fit import make_of, resolve
+from rose_compiler.kernels.scan_memory import stored
 
 if TYPE_CHECKING:
     from rose_compiler.kernels.scan_fit import Given
