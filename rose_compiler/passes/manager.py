@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -155,20 +156,25 @@ class PassManager:
         history = History()
         fuel = Fuel(self.fuel)
         self._record(program, START, history)
+        recorded, checked = _parts(program), list[Any]()
         for one in self.passes:
             rewriter = Rewriter(program, history.remarks, one.name, fuel, context)
             before = len(history.remarks)
             try:
                 one.run_program(program, rewriter)
                 rewriter.tidy()
-                self._check(program)
+                now = _parts(program)
+                if not _same(now, checked):
+                    self._check(program)
+                    checked = now
             except Exception as error:
                 error.add_note(f"in pass {one.name!r} over program {program.name!r}")
                 raise
             history.rewrites[one.name] = rewriter.rewrites
             if self.echo and len(history.remarks) > before:
                 print(history.remarks[before:].render(), file=sys.stderr)
-            self._record(program, one.name, history)
+            self._record(program, one.name, history, same=_same(now, recorded))
+            recorded = now
         return history
 
     def _check(self, program: Program) -> None:
@@ -177,8 +183,9 @@ class PassManager:
         if self.verify >= 2:
             check_round_trip(program)
 
-    def _record(self, program: Program, name: str, history: History) -> None:
-        text = dump(program)
+    def _record(self, program: Program, name: str, history: History, *, same: bool = False) -> None:
+        """Note the program as text; ``same``: it is as it was when that was last done."""
+        text = history.entries[-1][1] if same else dump(program)
         if self.dump_dir is not None:
             self.dump_dir.mkdir(parents=True, exist_ok=True)
             path = self.dump_dir / f"{program.name}.{len(history):02d}-{name}.py"
@@ -186,6 +193,29 @@ class PassManager:
             shown = headed(shown, len(history), name)
             path.write_text(shown + "\n", encoding="utf-8")
         history.entries.append((name, text))
+
+
+def _parts(program: Program) -> list[Any]:
+    """All that a program consists of: another list of the same objects means that nothing changed.
+
+    Arguments and facts of nodes are replaced, never changed in place. The list holds on to its
+    objects, so that no later one can be mistaken for one of them.
+    """
+    parts: list[Any] = [program.name, program.stage, program.value_params, program.state_params]
+    graphs = [*program.graphs()]
+    for op in program.ops.by_name.values():
+        parts += [op, op.signature, op.kind, op.source, op.impl, op.body]
+        parts += [*op.attributes, *op.attributes.values()]
+        graphs += [op.body.graph] if op.body is not None else []
+    for graph in graphs:
+        parts.append(graph)
+        for node in graph.nodes:
+            parts += [node, node.target, node.args, node.kwargs, node.meta.get("rose")]
+    return parts
+
+
+def _same(a: list[Any], b: list[Any]) -> bool:
+    return len(a) == len(b) and all(map(operator.is_, a, b))
 
 
 def check_round_trip(program: Program) -> None:

@@ -60,8 +60,8 @@ def nests(data: Any, result: Result, folder: Path) -> None:
     before = generated.run_and_snapshot()
     result.features.update(features_of(generated.program))
     result.features["raises"] += bool(before.raised)
-    program = generated.clone()
-    result.shown = dump(program)
+    result.shown = dump(generated.program)
+    program = generated.clone(result.shown)
     context = PassContext(options=decision, asynchronous=frozenset({"sim"}))
     result.count(PassManager(passes, verify=1).run(program, context))
     assert generated.run_and_snapshot(program) == before, "program order differs"

@@ -65,10 +65,10 @@ class Generated:
         named = self.program.ops.by_name.items()
         return {name: op.impl for name, op in named if op.impl is not None and op.kind != "graph"}
 
-    def clone(self) -> Program:
-        """The program once more, by way of its text; with types where values have graphs, since
-        nothing else tells."""
-        program = parse(dump(self.program), self.bind)
+    def clone(self, text: str | None = None) -> Program:
+        """The program once more, by way of its text, which is ``text`` if it is known; with types
+        where values have graphs, since nothing else tells."""
+        program = parse(dump(self.program) if text is None else text, self.bind)
         if "forward" in program.ops.by_name:
             self.run_and_snapshot(program, hooks=Types())
         return program

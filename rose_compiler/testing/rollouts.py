@@ -9,6 +9,7 @@ arithmetic is elementwise in float64, so a batch computed in parts has the bits 
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -192,6 +193,14 @@ def add(total, reward): ...
 """
 
 
+def signatures(text: str, body: str) -> str:
+    """Those of the operations in ``text`` that a program's body calls: the others take longer to
+    read than all the rest."""
+    called = set(re.findall(r"(\w+)\(", body))
+    blocks = re.split(r"\n(?=@op)", text)
+    return "\n".join(b for b in blocks if called.intersection(re.findall(r"^def (\w+)", b, re.M)))
+
+
 @dataclass
 class Rollout:
     """A random rollout as text, and the make of its simulator."""
@@ -312,7 +321,7 @@ def rollouts(draw: Callable[[st.SearchStrategy[Any]], Any]) -> Rollout:
         body.insert(at, "stop = over(t)\n        break_if(stop, (obs, h, total))")
     inner = "\n        ".join(body)
     text = (
-        SIGNATURES
+        signatures(SIGNATURES, inner)
         + "\ndef rollout(obs0, h0, total0, *, envs, log, gain, buf_obs, buf_action, buf_value, buf_extra):\n"
         + f"    for t, obs, h, total in trips(0, {STEPS}, 1, obs=obs0, h=h0, total=total0):\n"
         + f"        {inner}\n        yield next_obs, {h_next}, {total}\n"

@@ -22,6 +22,7 @@ from rose_compiler.ir.parse import parse
 from rose_compiler.ir.program import Program
 from rose_compiler.testing.program_pool import Draw
 from rose_compiler.testing.programs import Types, frozen
+from rose_compiler.testing.rollouts import signatures
 
 Net = list[float]
 
@@ -418,7 +419,7 @@ def updates(draw: Draw) -> Update:
     last = draw(st.sampled_from(["loss", "result", "last"]))
     inner = "\n".join(indented(indented([*lines, f"yield next_obs, count1, {last}"])))
     text = (
-        SIGNATURES
+        signatures(SIGNATURES, inner)
         + "\ndef train(obs0, n, *, actor, critic, target, envs, buf, log):\n"
         + "    for t, obs, count0, last in trips(0, n, 1, obs=obs0, count0=0, last=0.75):\n"
         + f"{inner}\n    return trips.obs, trips.count0, trips.last\n"

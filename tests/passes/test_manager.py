@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
@@ -11,9 +12,12 @@ import pytest
 
 from rose_compiler.base.errors import ConfigError, VerifyError
 from rose_compiler.base.knobs import Settings
+from rose_compiler.ir import facts
 from rose_compiler.ir.ops import Op, Signature
 from rose_compiler.ir.parse import parse
-from rose_compiler.passes import pipeline
+from rose_compiler.ir.program import Program
+from rose_compiler.ir.rewriter import Rewriter
+from rose_compiler.passes import manager, pipeline
 from rose_compiler.passes.base import Pass, PassContext
 from rose_compiler.passes.canonicalize import Canonicalize
 from rose_compiler.passes.late import LateWork
@@ -42,6 +46,44 @@ def test_history_holds_the_program_after_each_pass() -> None:
     assert history.rewrites["canonicalize"] == 3
     with pytest.raises(ConfigError, match="did you mean 'hoist'"):
         history.after("hoit")
+
+
+class Changing(Pass):
+    """Changes a program by hand, past the rewriter."""
+
+    name: ClassVar[str] = "changing"
+
+    def __init__(self, change: Callable[[Program], object]) -> None:
+        object.__setattr__(self, "change", change)
+
+    def run_program(self, program: Program, rewrite: Rewriter) -> None:
+        self.change(program)
+
+
+def _note(program: Program) -> None:
+    facts.put(program.find("a"), note="changed")
+
+
+def _renamed(program: Program) -> None:
+    op = program.ops.by_name["double"]
+    op.signature = replace(op.signature, may_raise=True)
+
+
+def _handed_on(program: Program) -> None:
+    program.find("b").args = (program.find("a"),)
+
+
+@pytest.mark.parametrize("change", [_note, _renamed, _handed_on], ids=lambda c: c.__name__)
+def test_only_what_a_pass_changed_is_looked_at_again(
+    change: Callable[[Program], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Program] = []
+    monkeypatch.setattr(manager, "verify", looked.append)
+    passes = [Changing(lambda program: None), Changing(change), Changing(lambda program: None)]
+    history = PassManager(passes).run(parse(DEAD))
+    assert len(looked) == 2
+    texts = [text for _, text in history]
+    assert texts[0] == texts[1] != texts[2] == texts[3]
 
 
 def test_fuel_stops_after_so_many_rewrites() -> None:
