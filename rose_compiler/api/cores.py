@@ -28,6 +28,7 @@ from rose_compiler.base.machine import detect_cpu
 from rose_compiler.base.quota import COORDINATOR, SHARDS, QuotaPlan
 from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.runtime.quotas.cores import AppliedCores, Cores
+from rose_compiler.runtime.quotas.moves import move
 
 PASS = "quota"
 _LANE = "host:"
@@ -47,6 +48,8 @@ class CoreQuotas:
         self._applied: AppliedCores | None = None
         self._key: Any = ()
         self._before: dict[str, tuple[Any, frozenset[int]]] = {}
+        self._fixed: dict[str, Any] = {}  # whose threads are counted as their libraries are loaded
+        self._renewed: set[tuple[str, int]] = set()
         self._told: set[tuple[tuple[str, int], ...]] = set()
 
     # -- finding -----------------------------------------------------------------------------------
@@ -161,7 +164,21 @@ class CoreQuotas:
 
     def _bind(self, name: str, component: Any, cores: frozenset[int], count: int) -> None:
         self._before[name] = component, frozenset(os.sched_getaffinity(component.pid))
-        component.rose_limit(cores, count)
+        lane = name.rpartition(" ")[0]
+        if not component.rose_limit(cores, count) and (lane, count) not in self._renewed:
+            self._fixed[lane] = component
+
+    def renew(self) -> None:
+        """Let components whose libraries count their threads as they are loaded go on in new
+        processes, all together, in which they count the cores of the quotas in force; once each.
+        Between iterations of a schedule that is settled on."""
+        fixed, self._fixed = self._fixed, {}
+        applied = self._applied
+        if not fixed or applied is None:
+            return
+        self._renewed |= {(lane, len(applied.cores[lane])) for lane in fixed}
+        environments = {lane: applied.environment(lane) for lane in fixed}
+        self._log.extend(move(fixed, environments, applied.started))
 
     def tell(self, decision: Decision, blocker: Blocker) -> None:
         """Say once that a schedule runs without its quotas."""

@@ -73,6 +73,7 @@ class Specialization:
         """Take back the quotas in force."""
         for each in (*self._trips.values(), *([self._whole] if self._whole else [])):
             each.cores.release()
+            each.processes.release()
 
     @property
     def unit(self) -> Unit:

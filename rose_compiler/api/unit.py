@@ -15,7 +15,9 @@ from rose_compiler.api.costing import forecast
 from rose_compiler.api.options import Options
 from rose_compiler.api.orders import OrderCheck
 from rose_compiler.api.pipelining import Pipelining
+from rose_compiler.api.process_quotas import ProcessQuotas
 from rose_compiler.api.profiling import Profiling
+from rose_compiler.api.quotas import plan_quotas
 from rose_compiler.api.schedules import Schedule
 from rose_compiler.api.tracing import Trace, Tracer
 from rose_compiler.api.tuning import Tuning
@@ -53,6 +55,7 @@ class Unit(Building):
         self._hosted: bool | None = None  # whether any component lives in a host
         self._tuning: Tuning | None = None
         self.cores = CoreQuotas(log)
+        self.processes = ProcessQuotas(log)
         self.pipelining = Pipelining(log)
 
     def run(
@@ -154,6 +157,13 @@ class Unit(Building):
             self.memory.warn(self.program.name)
         if (unbound := self.cores.bind(self.program.objects, decision)) and decision is not None:
             self.cores.tell(decision, unbound)
+        if settled := tuning.settled:
+            self.cores.renew()
+        self.processes.boundary(
+            self.program.objects,
+            lambda: plan_quotas(self.profiling.last.profile, self.options.backend),
+            settled and not self.profiling.pending(tuning.best),
+        )
         target = self.tracer.take()
         trace = None
         if target is not None:
@@ -173,6 +183,8 @@ class Unit(Building):
                 result = run()
             taken = time.perf_counter() - started
             tuning.record(decision, taken - tuning.compiled(runtime.notes[notes:]))
+            if settled:
+                self.processes.record(taken)
         except Exception as error:
             tuning.raised(decision, error, None if self.last is None else self.last.emitted)
             raise

@@ -48,3 +48,23 @@ class Moody(Counter):
     def set_state(self, state: Any) -> None:
         """Raises."""
         raise RuntimeError("not today")
+
+
+class Plain:
+    """Loads no torch: its libraries count their threads as they are loaded."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def step(self, x: float) -> float:
+        self.count += 1
+        return x + self.count
+
+    def seen(self) -> tuple[str | None, int, int]:
+        return os.environ.get("OMP_NUM_THREADS"), len(os.sched_getaffinity(0)), self.count
+
+    def get_state(self) -> int:
+        return self.count
+
+    def set_state(self, state: int) -> None:
+        self.count = state
