@@ -13,10 +13,12 @@ from torch import nn
 
 import rose_compiler
 from rose_compiler.api import pipelining, profiling
+from rose_compiler.api.cache import Entry
 from rose_compiler.api.unit import Unit
 from rose_compiler.base.decision import Decision, Pipelined
 from rose_compiler.base.errors import ConfigError, shown_path
 from rose_compiler.base.machine import Machine
+from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.ir.program import LoopView
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -140,6 +142,11 @@ def test_a_decision_with_pipelined_loops_is_saved_and_checked(tmp_path: Path) ->
     made.save(path)
     assert Decision.load(path) == made
     assert str(made) == "groups=2 pipeline=outer.inner:2"
+    entry = Entry(tmp_path / "cache", "f", {}, RemarkLog())
+    entry.store(made, "it won")
+    space = [None, Decision(groups=2)]  # a later run knows it before it has proposed it
+    assert entry.load(space) == 2
+    assert space[2] == made
     for wrong in (
         [{"loop": "a", "lanes": 0}],
         [{"loop": "", "lanes": 1}],
