@@ -298,7 +298,7 @@ class _Planner:
     def _handed_on(self, node: fx.Node) -> Iterator[tuple[int, float]]:
         """When a result is needed as next carried value, or as a result of the body."""
         slot = self.slots[node]
-        if self.loop is None:
+        if self.loop is None or self.once:  # there is no next trip
             yield (0, END)
             return
         nexts = list(zip(self.loop.carried, self.loop.carried_next, strict=True))

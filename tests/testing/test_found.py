@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import torch
 
 import rose_compiler
 from rose_compiler.base.decision import Decision
+from rose_compiler.ir import interp
+from rose_compiler.ir.parse import parse
+from rose_compiler.ir.verify import verify
+from rose_compiler.runtime.slow import SlowRuntime
 from rose_compiler.testing import aliasing
 from rose_compiler.testing.functions import load
+from rose_compiler.testing.lanes import execute
+from rose_compiler.testing.program_ops import OPS
 
 FIRST_ASSIGNED_BY_A_STEP = """
 def main(w, ones):
@@ -36,3 +43,34 @@ def test_a_variable_that_a_lent_value_is_assigned_to_first(tmp_path: Path) -> No
     assert results[0] == results[1] == module.main(module.World(), torch.ones(1, 2))
     assert "rt.snapshot(reward)" in compiled.source, "the test is about this copy"
     compiled.close()
+
+
+#: A value that is made two trips late, in a loop that has one trip: no later trip waits for it.
+LATE_IN_A_LOOP_OF_ONE_TRIP = """
+@op(reads=[], writes=[], may_raise=False)
+def mix(a, b): ...
+
+@op(kind="component", reads=[], writes=[], may_raise=False)
+def twist(a): ...
+
+@program(stage="scheduled")
+def generated(a, b):
+    for t, c0, c1 in loop(0, 1, 1, c0=a, c1=b):
+        early = mix(c0, c1) @ lane(order=4)
+        total = mix(early, early) @ lane("thread:b", stage=1, order=10)
+        twist = twist(total) @ lane("thread:a", stage=2)
+        yield twist, c0
+    first = loop.c0
+    second = loop.c1
+    return first, second
+"""
+
+
+def test_a_loop_of_one_trip_hands_nothing_to_a_next_one() -> None:
+    """Emitting it asked for the value in front of the next trip, and refused the schedule."""
+    named = ("mix", "twist")
+    program = parse(LATE_IN_A_LOOP_OF_ONE_TRIP, {name: OPS[name].impl for name in named})
+    verify(program)
+    args = {"a": 5, "b": 8}
+    with contextlib.closing(SlowRuntime(3)) as runtime:
+        assert execute(program, args, {}, runtime) == interp.run(program, args)
