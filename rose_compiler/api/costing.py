@@ -17,7 +17,7 @@ from rose_compiler.base.machine import Machine
 from rose_compiler.base.marks import key_of
 from rose_compiler.base.profile import Profile
 from rose_compiler.base.remarks import Remark
-from rose_compiler.codegen.schedule import Action, Body, Schedule
+from rose_compiler.codegen.schedule import Action, Body, Schedule, aside
 from rose_compiler.ir import bodies
 from rose_compiler.ir.deps import place, title_name
 from rose_compiler.ir.keys import loops_by_key, nodes_by_key
@@ -25,9 +25,9 @@ from rose_compiler.ir.ops import BRANCH, LOOP
 from rose_compiler.ir.program import BranchView, LoopView, Program, is_call
 from rose_compiler.tune.bounds import Bound, Interval, bound
 from rose_compiler.tune.formula import Formula, LoopFormula, formula
-from rose_compiler.tune.nest import Costs, Nest, Step, What
+from rose_compiler.tune.nest import Cost, Costs, Nest, Step, What
 from rose_compiler.tune.predict import Prediction, predict
-from rose_compiler.tune.transfer import loop_trips, transfer
+from rose_compiler.tune.transfer import LAUNCH_S, loop_trips, transfer
 
 _WHAT: dict[str, What] = {"run": "run", "submit": "submit", "await": "wait"}
 #: A loop could be pipelined if the bound is at most this share of what a trip takes.
@@ -59,7 +59,12 @@ def forecast(
     """
     costs, times = transfer(base, profiled, plan.program, shards)
     trips = loop_trips(base, profiled, plan.program)
-    return predict(nest_of(plan, base, times, trips), costs, machine).seconds
+    made = _Converter(plan, base, times, trips)
+    nest = made.body(plan.program.graph, "", ())
+    # a loop on a lane takes what is in it, one after the other
+    whole = {key: predict(inner, costs, machine).seconds for key, inner in made.aside.items()}
+    lanes = {key: Cost(s, s, launch_s=LAUNCH_S) for key, s in whole.items()}
+    return predict(nest, Costs({**costs, **lanes}), machine).seconds
 
 
 class _Converter:
@@ -71,6 +76,7 @@ class _Converter:
         trips: Mapping[str, tuple[float, float]] | None,
     ) -> None:
         self.plan, self.times = plan, times
+        self.aside: dict[str, Nest] = {}  # what is in loops and branches on lanes, by key
         if trips is None:
             trips = {one.loop: (one.runs, one.trips) for one in profile.loops}
         self.trips = {loop: each for loop, (_, each) in trips.items()}
@@ -90,6 +96,9 @@ class _Converter:
         if action.what == "copy" or not is_call(node):
             return ()
         key = key_of(path, node.name)
+        if aside(action):
+            self.aside.setdefault(key, self._inside(node, key, path))
+            return (Step(_WHAT[action.what], key, action.lane, action.stage),)
         if is_call(node, LOOP):
             inner = self.body(LoopView(node).graph, key, (*path, node.name))
             return (Step("loop", key, "", action.stage, 1.0, inner),)
@@ -107,6 +116,16 @@ class _Converter:
         around = self.runs.get("/".join(path), 1.0) if path else 1.0
         times = self.counts.get(key, 0.0) / around if around else 0.0
         return (Step(what, key, action.lane, action.stage, times),)
+
+    def _inside(self, node: fx.Node, key: str, path: tuple[str, ...]) -> Nest:
+        """A loop or branch as the thread that it is handed to runs it."""
+        if is_call(node, LOOP):
+            return self.body(LoopView(node).graph, key, (*path, node.name))
+        view = BranchView(node)
+        actions = [
+            a for arm in (view.then, view.orelse) for a in self.plan.bodies[arm.graph].actions
+        ]
+        return Nest("", tuple(s for a in actions for s in self._steps(a, path)))
 
 
 def _part(arm: Body, what: str) -> Sequence[Action]:

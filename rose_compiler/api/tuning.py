@@ -39,10 +39,15 @@ def default_decision(
     stays the user's, since sums differ in bits between one thread and two.
     """
     if not asynchronous:
-        return Decision(late="shadow", fuse=fuse, hosted=hosted)
+        return Decision(late="shadow", fuse=fuse, hosted=hosted, overlap=True)
     threads = 1 if close else None
     return Decision(
-        groups=min(2, shards), late="shadow", rollout_threads=threads, fuse=fuse, hosted=hosted
+        groups=min(2, shards),
+        late="shadow",
+        rollout_threads=threads,
+        fuse=fuse,
+        hosted=hosted,
+        overlap=True,
     )
 
 
@@ -59,6 +64,7 @@ class Tuning:
         fusable: bool = False,
         stored: Callable[[Sequence[Decision | None]], Entry | None] = lambda _: None,
         hosted: bool = False,
+        overlap: Callable[[], bool] = lambda: False,
         compilable: Callable[[], bool] = lambda: False,
     ) -> None:
         self.options = options
@@ -99,6 +105,7 @@ class Tuning:
             eager=eager,
             fuse=fuse,
             hosted=hosted,
+            overlap=overlap(),
         )
         self._entry = stored(space)
         self._compilable = compilable if close else lambda: False

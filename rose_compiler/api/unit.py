@@ -27,6 +27,7 @@ from rose_compiler.base.decision import Decision
 from rose_compiler.base.remarks import Blocker, RemarkLog
 from rose_compiler.ir import interp
 from rose_compiler.ir.program import Program
+from rose_compiler.passes.overlap import overlapping
 from rose_compiler.runtime.memory import Peaks
 from rose_compiler.runtime.support import Runtime
 
@@ -341,6 +342,7 @@ class Unit(Building):
                 fusable,
                 self._entry,
                 hosted=bool(objects.hosted(self.program.objects)),
+                overlap=lambda: overlapping(self.program),
                 compilable=self._compilable,
             )
             self._tuning.progress.name = self.program.name

@@ -56,6 +56,8 @@ class Decision:
     ``rollout_threads``, ``update_threads``: torch's intra-operation threads while a loop steps a
     simulator, and while a loop trains; ``None`` leaves them as the user set them.
     ``hosted``: calls of components in hosts run beside what does not need their results.
+    ``overlap``: evaluations, checkpoints, logs and other work that no training waits for run on
+    threads of their own, and so does one of two operations that do not need each other.
     ``cores``: the cores of each lane, of the coordinator's too, as (lane, number) pairs: torch uses
     as many threads there, and the processes of hosts are bound to theirs; ``"shards"`` stands for
     those of all shards together. Who is not named is not bound.
@@ -73,6 +75,7 @@ class Decision:
     update_threads: int | None = None
     fuse: bool = False
     hosted: bool = False
+    overlap: bool = False
     cores: tuple[tuple[str, int], ...] = ()
     compile: bool = False
     pipeline: tuple[Pipelined, ...] = ()
@@ -89,7 +92,7 @@ class Decision:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise _malformed(name, f"a whole number, {least} or more", value)
-        for name in ("defer", "fuse", "hosted", "compile"):
+        for name in ("defer", "fuse", "hosted", "overlap", "compile"):
             if not isinstance(getattr(self, name), bool):
                 raise _malformed(name, "true or false", getattr(self, name))
 

@@ -58,6 +58,7 @@ class Emitter(ABC):
         self._tasks: dict[fx.Node, str] = {}
         self._lanes: dict[str, str] = {}
         self.around: tuple[Level, ...] = ()
+        self._quiet = False
 
     # -- names
 
@@ -175,8 +176,20 @@ class Emitter(ABC):
 
     def mark(self, index: int | None) -> None:
         """Write a tick, in a function that is to be profiled."""
-        if index is not None:
+        if index is not None and not self._quiet:
             self.writer.line(f"{self.tick}({index})")
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """What is written inside runs on another thread: without ticks, which are the
+        coordinator's."""
+        before = self._quiet, self.merger
+        self._quiet = True
+        self.merger = Merger(self.plan, self.states, self.unset, self.merger.apart)
+        try:
+            yield
+        finally:
+            self._quiet, self.merger = before
 
     def _again(self, action: Action, body: Body, start: int) -> None:
         """Keep the lines of an action, to be run behind a fault if they were still to come."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch.fx as fx
 
 from rose_compiler.codegen.operations import Operations
-from rose_compiler.codegen.schedule import Action, Body, is_pick, source_of, uses_of
+from rose_compiler.codegen.schedule import Action, Body, source_of, uses_of
 from rose_compiler.codegen.scopes import Scope, Spread
 from rose_compiler.ir import facts
 from rose_compiler.ir.program import LoopView, is_item
@@ -31,6 +31,10 @@ class Function(Operations):
         return [self.variables[p] for p in self._around[-1][0].carried]
 
     def loop(self, action: Action, scope: Scope) -> None:
+        self.loop_text(action, scope)
+        self.picked(action.node, scope)
+
+    def loop_text(self, action: Action, scope: Scope) -> None:
         view = LoopView(action.node)
         body = self.plan.bodies[view.graph]
         refs = self.refs(action.node, scope, action)
@@ -69,12 +73,7 @@ class Function(Operations):
             self.writer.close()
             with self.writer.block("finally:"):
                 self.writer.line(f"rt.set_threads({before})")
-        self._results(view.node, len(view.carried), scope)
-        for pick in view.node.users:
-            if is_item(pick):
-                for further in scope.made(pick):
-                    self.writer.line(f"{further} = {self.name(pick)}")
-                self._parts([u for u in pick.users if is_pick(u)], {}, pick, scope)
+        self.named(view.node, len(view.carried))
 
     # -- variables
 

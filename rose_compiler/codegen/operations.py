@@ -10,16 +10,18 @@ from typing import Any
 import torch.fx as fx
 
 from rose_compiler.codegen import builtins
+from rose_compiler.codegen.aside import Given, inputs_of, looked_up
 from rose_compiler.codegen.emitter import Emitter
 from rose_compiler.codegen.expressions import quoted
 from rose_compiler.codegen.merge import Merged, place_of
 from rose_compiler.codegen.module import is_block
-from rose_compiler.codegen.schedule import Action, Body, is_pick
+from rose_compiler.codegen.schedule import Action, Body, aside, is_pick
 from rose_compiler.codegen.scopes import Scope, Spread
 from rose_compiler.ir import facts
 from rose_compiler.ir.ops import BRANCH, BREAK_IF, LOOP, MERGE, UNBOUND, Op
 from rose_compiler.ir.program import (
     BranchView,
+    LoopView,
     is_call,
     is_exit,
     is_item,
@@ -43,6 +45,10 @@ class Operations(Emitter):
             self.writer.line(f"{copy} = {scope.ref(node, action)}")
             for other in scope.made(node):
                 self.writer.line(f"{other} = {copy}")
+        elif aside(action) and action.what == "submit":
+            self.begun_aside(action, body, scope)
+        elif aside(action) and action.what == "await":
+            self.ended_aside(action, scope)
         elif is_call(node, BRANCH) and action.what == "submit":
             self.branch_begun(action, scope)
         elif is_call(node, BRANCH) and action.what == "await":
@@ -75,6 +81,51 @@ class Operations(Emitter):
     @abstractmethod
     def loop(self, action: Action, scope: Scope) -> None:
         """Write a loop."""
+
+    @abstractmethod
+    def loop_text(self, action: Action, scope: Scope) -> None:
+        """Write a loop, without what its results are wanted for in the body around it."""
+
+    # -- loops and branches on lanes
+
+    def begun_aside(self, action: Action, body: Body, scope: Scope) -> None:
+        """Write a loop or branch as a function, and hand it to its lane."""
+        node = action.node
+        where = facts.get(node).origin.where
+        given: dict[fx.Node, str] = {}
+        handed: dict[str, str] = {}
+        for used in inputs_of(node):
+            if used not in given:
+                given[used] = self.names.fresh(used.name)
+                handed[given[used]] = self.ref(used, scope, action)
+        handed = {"rt": "rt", **{n: n for n in looked_up(self, node)}, **handed}
+        function = self.names.fresh(f"{node.name}_aside")
+        inner = Given(self.variables, given)
+        with self.writer.block(f"def {function}({', '.join(handed)}):", where), self.quiet():
+            if is_call(node, LOOP):
+                self.loop_text(action, inner)
+                results = [self.variables[p] for p in LoopView(node).carried]
+            else:
+                results = [r or "None" for r in self.branch_text(action, inner)]
+            self.writer.line(f"return ({', '.join(results)}{',' if len(results) == 1 else ''})")
+        lane, site = self.lane(action.lane), self.site(action, body)
+        arguments = ", ".join(handed.values())
+        self.writer.line(
+            f"{self.task(node)} = {lane}.submit({site}, {function}, {arguments})", where
+        )
+
+    def ended_aside(self, action: Action, scope: Scope) -> None:
+        """Write the wait for a loop or branch on a lane, and what its results are called."""
+        node = action.node
+        # in a body spread over trips this may stand in front of what hands it over
+        count = len(LoopView(node).carried) if is_call(node, LOOP) else None
+        found = self.results(node) if count is None else self.named(node, count)
+        results = [r or "_" for r in found]
+        text = f"{self.task(node)}.wait()"
+        if node.users and results:
+            text = f"{', '.join(results)}{',' if len(results) == 1 else ''} = {text}"
+        self.writer.line(text, facts.get(node).origin.where)
+        self.picked(node, scope)
 
     def call(self, action: Action, scope: Scope) -> None:
         node = action.node
@@ -176,11 +227,15 @@ class Operations(Emitter):
     # -- branches and exits
 
     def branch(self, action: Action, scope: Scope) -> None:
+        self.branch_text(action, scope)
+        self.picked(action.node, scope)
+
+    def branch_text(self, action: Action, scope: Scope) -> list[str]:
+        """Write a branch; the variables of its results, empty where nobody wants one."""
         node, view = action.node, BranchView(action.node)
         refs = self.refs(node, scope, action)
         self.check(node, view.pred, refs)
-        count = len(tuple(output_node(view.then.graph).args[0]))  # type: ignore[arg-type]
-        results = self._results(node, count, scope)
+        results = self.results(node)
         for word, arm in (("if", view.then), ("else", view.orelse)):
             inner = self.plan.bodies[arm.graph]
             if word == "else" and not inner.actions and not any(results):
@@ -197,6 +252,10 @@ class Operations(Emitter):
                     for name, v in zip(results, values, strict=True)
                     if name
                 )
+        return results
+
+    def picked(self, node: fx.Node, scope: Scope) -> None:
+        """Write who takes over the results of a loop or branch."""
         for pick in (u for u in node.users if is_item(u)):
             for further in scope.made(pick):
                 self.writer.line(f"{further} = {self.name(pick)}")
@@ -221,8 +280,7 @@ class Operations(Emitter):
     def branch_ended(self, action: Action, scope: Scope) -> None:
         """Write what its arms do once their calls are answered, and its results."""
         node, view = action.node, BranchView(action.node)
-        count = len(tuple(output_node(view.then.graph).args[0]))  # type: ignore[arg-type]
-        results = self._results(node, count, scope)
+        results = self.results(node)
         for word, arm in ((f"if {self.task(node)}:", view.then), ("else:", view.orelse)):
             inner = self.plan.bodies[arm.graph]
             rest = inner.actions[len(inner.head) :]
@@ -237,13 +295,16 @@ class Operations(Emitter):
                     for name, v in zip(results, values, strict=True)
                     if name
                 )
-        for pick in (u for u in node.users if is_item(u)):
-            for further in scope.made(pick):
-                self.writer.line(f"{further} = {self.name(pick)}")
-            self._parts([u for u in pick.users if is_pick(u)], {}, pick, scope)
+        self.picked(node, scope)
 
-    def _results(self, node: fx.Node, count: int, scope: Scope) -> list[str]:
+    def results(self, node: fx.Node) -> list[str]:
         """The variables that the arms of a branch assign, empty for results that nobody uses."""
+        then = BranchView(node).then.graph
+        count = len(tuple(output_node(then).args[0]))  # type: ignore[arg-type]
+        return self.named(node, count)
+
+    def named(self, node: fx.Node, count: int) -> list[str]:
+        """The variables of so many results that a loop or branch hands on."""
         results = [""] * count
         whole = [u for u in node.users if not is_pick(u)]
         for pick in (u for u in node.users if is_pick(u)):

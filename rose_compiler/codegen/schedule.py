@@ -148,6 +148,12 @@ def acts(node: fx.Node) -> bool:
     return not is_call(node, STATE) and not is_call(node, SHARD) and not is_pick(node)
 
 
+def aside(action: Action) -> bool:
+    """Whether an action hands a whole loop or branch to a thread's lane, or waits for it there."""
+    structured = is_call(action.node, LOOP) or is_call(action.node, BRANCH)
+    return structured and action.lane.startswith("thread:")
+
+
 def source_of(node: fx.Node) -> fx.Node:
     """The node whose result a pick, or a pick of a pick, is a part of."""
     while is_pick(node):

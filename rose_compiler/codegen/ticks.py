@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch.fx as fx
 
 from rose_compiler.base.marks import Mark, MarkKind, key_of
-from rose_compiler.codegen.schedule import Action, Schedule
+from rose_compiler.codegen.schedule import Action, Schedule, aside
 from rose_compiler.ir import facts
 from rose_compiler.ir.ops import BRANCH, LOOP
 from rose_compiler.ir.program import LoopView, is_call, is_exit, op_of
@@ -40,6 +40,8 @@ class Ticks:
         """The mark behind an action that is not merged; a loop's own stands behind the loop."""
         if action.what == "copy" or is_exit(action.node):
             return None
+        if aside(action) and self.call is not None:
+            return self._add(action.node, _KINDS[action.what], action.stage, action.lane)
         return self.node(action.node, _KINDS[action.what], action.stage, action.lane)
 
     def node(
@@ -66,6 +68,9 @@ def label_of(node: fx.Node) -> str:
     """What people call a node: a loop's label, an operation's name, a block's line and text."""
     if is_call(node, LOOP):
         return LoopView(node).label
+    if is_call(node, BRANCH):
+        where = facts.get(node).origin.where
+        return node.name if where is None else f"line {where.line}"
     op = op_of(node)
     if op.kind == "block" and op.attributes.get("stmts"):
         where = facts.get(node).origin.where

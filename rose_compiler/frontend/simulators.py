@@ -22,10 +22,10 @@ def simulator_effects(env: Any, declared: components.Declaration | None) -> tupl
 
 def library_simulator(env: Any) -> bool:
     """Whether a simulator and everything inside it comes from a library known not to touch global
-    state."""
+    state, or is declared not to."""
     module = type(env).__module__ or ""
     if not module.startswith(("gymnasium", "envpool", "rose_compiler")):
-        return False
+        return declared_alone(env)
     inner: list[Any] = []
     fields = getattr(env, "__dict__", {})
     for key in ("env", "envs", "_envs", "environments"):
@@ -40,6 +40,14 @@ def library_simulator(env: Any) -> bool:
             if nested is not None:
                 inner.append(nested)
     return all(library_simulator(e) for e in inner if e is not env)
+
+
+def declared_alone(env: Any) -> bool:
+    """Whether the author of an environment has declared that its step touches nothing global."""
+    found = components.declared(getattr(env, "step", None))
+    if found is None or found.reads is None or found.writes is None:
+        return False
+    return not any(e.partition(".")[0] in (*GLOBAL_STATES, "*") for e in found.reads + found.writes)
 
 
 def hands_out_fresh(env: Any) -> bool:

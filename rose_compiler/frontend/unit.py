@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch.fx as fx
 from rose_compiler.base.errors import SourceLocation
 from rose_compiler.frontend.scope import Session
 from rose_compiler.ir import bodies, facts
-from rose_compiler.ir.ops import BREAK_IF, CONTINUE_IF, LOOP, STATE, OpTable
+from rose_compiler.ir.ops import BRANCH, BREAK_IF, CONTINUE_IF, LOOP, STATE, OpTable
 from rose_compiler.ir.program import Builder, LoopView, Program, is_call, is_state, op_of
 
 
@@ -55,13 +56,36 @@ def _does(loop: fx.Node, what: str, does: Mapping[SourceLocation, set[str]]) -> 
 
 
 def spans_trips(node: fx.Node) -> bool:
-    """Whether several trips of a loop over iterations may be taken together: it steps a simulator
-    in its own body, so that work of one trip may run beside the step of the next, over a range
-    that no trip leaves."""
+    """Whether several trips of a loop over iterations may be taken together, over a range that no
+    trip leaves: it steps a simulator in its own body, so that work of one trip may run beside the
+    step of the next, or it evaluates or saves, which may go on while the next trip collects."""
     view = LoopView(node)
     if len(view.bounds) != 3 or not isinstance(view.bounds[2], int) or bodies.exits(view.graph):
         return False
-    return any(is_call(n) and op_of(n).kind == "step" for n in view.graph.nodes)
+    if any(is_call(n) and op_of(n).kind == "step" for n in view.graph.nodes):
+        return True
+    parts = [list(_inside(n)) for n in view.graph.nodes]
+    stepping = sum(any(op_of(n).kind == "step" for n in part) for part in parts)
+    return stepping > 1 or any(_saves(n) for part in parts for n in part)
+
+
+def _inside(node: fx.Node) -> Iterator[fx.Node]:
+    """The calls of operations that a node is, or has in its bodies."""
+    if is_call(node, LOOP) or is_call(node, BRANCH):
+        for graph in bodies.graphs_of(node):
+            for inner in graph.nodes:
+                yield from _inside(inner)
+    elif is_call(node):
+        yield node
+
+
+def _saves(node: fx.Node) -> bool:
+    """Whether an operation calls something by the name of ``save``, as ``torch.save``."""
+    return any(
+        isinstance(part, ast.Call) and getattr(part.func, "attr", "") == "save"
+        for statement in op_of(node).attributes.get("stmts", ())
+        for part in ast.walk(statement)
+    )
 
 
 def trips_of(program: Program, node: fx.Node) -> Program:

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 import torch.fx as fx
 
-from rose_compiler.ir import facts, program
+from rose_compiler.ir import bodies, facts, program
 from rose_compiler.ir.edges import Edge, takes_part
-from rose_compiler.ir.ops import BRANCH, SHARD
+from rose_compiler.ir.ops import BRANCH, LOOP, SHARD
 from rose_compiler.ir.program import is_call, is_item
 from rose_compiler.ir.recorded import records
 from rose_compiler.ir.scope import nodes_in
@@ -72,15 +72,29 @@ def _lanes(subject: Subject) -> Iterator[Fault]:
                 yield Fault(f"the lane of {node}", node, expected, slot.lane)
             elif match["kind"] == "host" and is_call(node, BRANCH):
                 continue  # it is left with calls of a component under way
-            elif program.is_structure(node) or _free(node):
-                yield Fault(f"{node} is no operation a lane can run", node, "no lane", slot.lane)
             elif records(node):
                 yield Fault(f"{node} records gradients on a lane", node, "no lane", slot.lane)
+            elif match["kind"] == "thread" and (is_call(node, LOOP) or is_call(node, BRANCH)):
+                yield from _aside(node, slot.lane)
+            elif program.is_structure(node) or _free(node):
+                yield Fault(f"{node} is no operation a lane can run", node, "no lane", slot.lane)
             elif match["kind"] == "host" and not program.is_hosted(node):
                 what = f"{node} is no call of a component in a host"
                 yield Fault(what, node, "no lane, or another kind", slot.lane)
             elif match["kind"] == "shard":
                 yield from _shard_lane(subject, node, match["name"])
+
+
+def _aside(node: fx.Node, lane: str) -> Iterator[Fault]:
+    """A whole loop or branch runs on a thread as it stands: that thread has no lanes of its own."""
+    for graph in bodies.graphs_of(node):
+        for inner in graph.nodes:
+            if facts.get(inner).slot is not None or program.is_hosted(inner):
+                yield Fault(f"{inner} in {node}, which is on a lane, has one", inner, "none", lane)
+            if program.is_exit(inner) and is_call(node, BRANCH):
+                yield Fault(f"{node} is left by {inner} on a lane", node, "no lane", lane)
+            if is_call(inner, LOOP) or is_call(inner, BRANCH):
+                yield from _aside(inner, lane)
 
 
 def _shard_lane(subject: Subject, node: fx.Node, name: str) -> Iterator[Fault]:

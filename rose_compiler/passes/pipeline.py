@@ -14,6 +14,7 @@ from rose_compiler.passes.fuse import Fuse
 from rose_compiler.passes.hoist import HoistInvariant
 from rose_compiler.passes.hosts import Hosts
 from rose_compiler.passes.late import LateWork
+from rose_compiler.passes.overlap import Overlap
 from rose_compiler.passes.pipeline_loops import PipelineLoops
 from rose_compiler.passes.place import Place
 from rose_compiler.passes.scan import Scan
@@ -65,7 +66,13 @@ ORDER: tuple[Entry, ...] = (
     ),
     Entry(Place(), "behind late: lanes for steps that nothing else has placed, and thread counts"),
     Entry(
-        Hosts(), "last: bodies with steps are placed by then, and keep the order that steps want"
+        Hosts(),
+        "behind late: bodies with steps are placed by then, and keep the order that steps want",
+    ),
+    Entry(
+        Overlap(),
+        "last: it gives lanes to what the others left to the coordinator, in the order that they "
+        "gave, and takes those of steps in loops that go aside as wholes",
     ),
 )
 

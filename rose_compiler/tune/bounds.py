@@ -123,9 +123,9 @@ class _Bounder:
             if not is_call(node):
                 continue
             keys[node] = key = key_of(around, node.name)
-            if is_call(node, LOOP):
+            if is_call(node, LOOP) and not self.costs[key].run_s:  # not on a lane as a whole
                 latency[node], more = self._loop(node, key, around)
-            elif is_call(node, BRANCH):
+            elif is_call(node, BRANCH) and not self.costs[key].run_s:
                 view = BranchView(node)
                 arms = [self._body(a.graph, around) for a in (view.then, view.orelse)]
                 latency[node] = max(a[0] for a in arms)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rose_compiler.base.decision import Decision
 
 #: More groups than this have not paid on any shape measured so far.
@@ -17,6 +19,7 @@ def candidates(
     eager: bool,
     fuse: bool = False,
     hosted: bool = False,
+    overlap: bool = False,
 ) -> list[Decision | None]:
     """Schedules to try, the user's own statements (``None``) or program order first.
 
@@ -29,6 +32,8 @@ def candidates(
         fuse: whether an optimizer's steps can be fused; no candidate is without it then, since a
             fused step does the same work in fewer calls.
         hosted: whether components live in hosts; every candidate runs their calls beside the rest.
+        overlap: whether some work may run on threads beside the training; every candidate but one
+            lets it.
     """
     found: list[Decision | None] = [None if eager else Decision()]
     groups = [g for g in (2, MAX_GROUPS) if g <= shards] or [1]
@@ -54,4 +59,8 @@ def candidates(
     if close and threads > 1:
         found.append(Decision(rollout_threads=1, update_threads=1, fuse=fuse, hosted=hosted))
         found.append(Decision(rollout_threads=1, fuse=fuse, hosted=hosted))
+    if overlap:
+        plain = [one for one in found[1:2] if one is not None]
+        rest = [one for one in found[1:] if one is not None]
+        found = [found[0], *(replace(one, overlap=True) for one in rest), *plain]
     return found

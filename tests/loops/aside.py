@@ -1,0 +1,174 @@
+"""Trainings with work that no update waits for: evaluations, checkpoints, logs, a model that
+explores by itself, references. Small, in the styles that people write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import nn
+
+import rose_compiler
+from tests.loops.envs import Reach
+
+ENVS, STEPS, ITERATIONS = 4, 6, 5
+
+
+class Field(Reach):
+    """Draws from a generator of its own only, and says so."""
+
+    @rose_compiler.component(reads=["self"], writes=["self"])
+    def step(self, action: Any) -> Any:
+        return super().step(action)
+
+
+class Agent(nn.Module):
+    """A Gaussian policy and a value function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        self.critic = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.log_std = nn.Parameter(torch.zeros(2))
+
+    def act(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean = self.mean(obs)
+        action = mean + torch.randn_like(mean) * self.log_std.exp()
+        return action, self.log_prob(obs, action)
+
+    def log_prob(self, obs: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        scaled = (action - self.mean(obs)) / self.log_std.exp()
+        return (-0.5 * scaled**2 - self.log_std).sum(-1)
+
+
+@dataclass
+class Setup:
+    """All that a training owns, made from fixed seeds."""
+
+    env: type[gym.Env] = Field
+    eval_env: type[gym.Env] = Field
+    folder: Path | None = None
+    extra: Any = None
+    log: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(1)
+        np.random.seed(1)  # noqa: NPY002
+        self.envs = gym.vector.SyncVectorEnv([self.env] * ENVS)
+        self.eval_envs = gym.vector.SyncVectorEnv([self.eval_env] * 2)
+        self.agent = Agent()
+        self.opt = torch.optim.Adam(self.agent.parameters(), lr=1e-2)
+        self.obs = torch.as_tensor(self.envs.reset(seed=3)[0])
+
+    def owned(self) -> Any:
+        return self.envs, self.eval_envs, self.agent, self.opt, self.log
+
+    def close(self) -> None:
+        self.envs.close()
+        self.eval_envs.close()
+
+
+def collect(envs: Any, agent: Any, obs: Any) -> Any:
+    """Steps the environments; what was seen, done and paid."""
+    seen = torch.zeros(STEPS, ENVS, 4)
+    done = torch.zeros(STEPS, ENVS, 2)
+    logps = torch.zeros(STEPS, ENVS)
+    paid = torch.zeros(STEPS, ENVS)
+    for t in range(STEPS):
+        with torch.no_grad():
+            action, logp = agent.act(obs)
+        seen[t], done[t], logps[t] = obs, action, logp
+        obs, reward, _, _, _ = envs.step(action.numpy())
+        obs = torch.as_tensor(obs)
+        paid[t] = torch.as_tensor(reward)
+    return obs, seen, done, logps, paid
+
+
+def learn(agent: Any, opt: Any, seen: Any, done: Any, logps: Any, paid: Any) -> Any:
+    """Two epochs over what was collected."""
+    total = 0.0
+    for _ in range(2):
+        ratio = (agent.log_prob(seen, done) - logps).exp()
+        value = agent.critic(seen).squeeze(-1)
+        loss = -(ratio * (paid - value.detach())).mean() + (value - paid).pow(2).mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        total += loss.item()
+    return total
+
+
+def evaluate(envs: Any, agent: Any) -> float:
+    """The return of the mean action, from fixed starts."""
+    obs, _ = envs.reset(seed=7)
+    total = 0.0
+    for _ in range(5):
+        with torch.no_grad():
+            action = agent.mean(torch.as_tensor(obs))
+        obs, reward, _, _, _ = envs.step(action.numpy())
+        total += float(reward.sum())
+    return total
+
+
+def evaluated(iterations: int, s: Any) -> Any:
+    """Evaluates on environments of their own behind every update."""
+    envs, eval_envs, agent, opt, obs, log = s.envs, s.eval_envs, s.agent, s.opt, s.obs, s.log
+    for it in range(iterations):
+        obs, seen, done, logps, paid = collect(envs, agent, obs)
+        learn(agent, opt, seen, done, logps, paid)
+        score = evaluate(eval_envs, agent)
+        log.append((it, score))
+    return obs
+
+
+def checkpointed(iterations: int, s: Any) -> Any:
+    """Saves the networks and the optimizer behind every update."""
+    envs, agent, opt, obs, folder = s.envs, s.agent, s.opt, s.obs, s.folder
+    for it in range(iterations):
+        obs, seen, done, logps, paid = collect(envs, agent, obs)
+        learn(agent, opt, seen, done, logps, paid)
+        state = {"agent": agent.state_dict(), "opt": opt.state_dict(), "it": it, "extra": s.extra}
+        torch.save(state, f"{folder}/{it}.pt")
+    return obs
+
+
+def logged(iterations: int, s: Any) -> Any:
+    """Prints what an iteration brought, and evaluates now and then."""
+    envs, eval_envs, agent, opt, obs, log = s.envs, s.eval_envs, s.agent, s.opt, s.obs, s.log
+    for it in range(iterations):
+        obs, seen, done, logps, paid = collect(envs, agent, obs)
+        loss = learn(agent, opt, seen, done, logps, paid)
+        print(f"iteration {it}: loss {loss:.6f}")
+        if it % 2 == 0:
+            score = evaluate(eval_envs, agent)
+            log.append((it, score))
+            print(f"iteration {it}: score {score:.6f}")
+    return obs
+
+
+def referenced(s: Any) -> Any:
+    """One iteration that stays near a reference: its log-probabilities do not need the values that
+    advantages are made of."""
+    obs, seen, done, logps, paid = collect(s.envs, s.agent, s.obs)
+    with torch.no_grad():
+        kept = s.reference.log_prob(seen, done)
+    with torch.no_grad():
+        values = s.agent.critic(seen).squeeze(-1)
+    advantages = paid - values
+    total = 0.0
+    for _ in range(2):
+        now = s.agent.log_prob(seen, done)
+        ratio = (now - logps).exp()
+        value = s.agent.critic(seen).squeeze(-1)
+        loss = -(ratio * advantages).mean() + 0.1 * (now - kept).mean()
+        loss = loss + (value - paid).pow(2).mean()
+        s.opt.zero_grad()
+        loss.backward()
+        s.opt.step()
+        total += loss.item()
+    s.obs = obs
+    return total
