@@ -25,10 +25,12 @@ SECONDS = 2.0
 
 
 class Spans:
-    """Decides for one loop how many of its trips come next."""
+    """Decides for one loop how many of its trips come next; ``least`` at any rate, once they were
+    watched."""
 
-    def __init__(self, unit: Unit) -> None:
+    def __init__(self, unit: Unit, least: int = 1) -> None:
         self.unit = unit
+        self.least = least
         self._watched = False
         self._settled = False  # their number stays the same, so that times can be compared
 
@@ -39,7 +41,7 @@ class Spans:
         self.unit.together = TOGETHER
         if self.unit.options.tune and self.unit.options.decision is None:
             # tuning takes a share of all trips, and compares many runs
-            self.unit.together = max(1, min(TOGETHER, trips // RUNS))
+            self.unit.together = max(self.least, min(TOGETHER, trips // RUNS))
 
     def next(self, values: Mapping[str, Any]) -> int:
         """How many trips to run from here, with these values for the first of them."""

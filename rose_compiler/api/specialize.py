@@ -15,7 +15,7 @@ from rose_compiler.api.unit import Unit
 from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.frontend.capture import capture
 from rose_compiler.frontend.guards import Arguments, make_guards
-from rose_compiler.frontend.unit import find_iterations, spans_trips, trips_of
+from rose_compiler.frontend.unit import find_iterations, spans_trips, steps_itself, trips_of
 from rose_compiler.ir.program import Program
 from rose_compiler.ir.verify import verify
 from rose_compiler.runtime.support import Runtime
@@ -47,7 +47,11 @@ class Specialization:
 
         self._whole = None if self.iterations.loops and self.iterations.sure else unit(program)
         self._trips = {n: unit(trips_of(program, n)) for n in self.iterations.loops}
-        self.spans = {n: Spans(u) for n, u in self._trips.items() if spans_trips(n)}
+        self.spans = {
+            n: Spans(u, 1 if steps_itself(n) else 2)
+            for n, u in self._trips.items()
+            if spans_trips(n)
+        }
         make = [self.guards.values, self.guards.layout]
         for each in (*self._trips.values(), *([self._whole] if self._whole else [])):
             each.make = make

@@ -39,15 +39,10 @@ def default_decision(
     stays the user's, since sums differ in bits between one thread and two.
     """
     if not asynchronous:
-        return Decision(late="shadow", fuse=fuse, hosted=hosted, overlap=True)
+        return Decision(late="shadow", fuse=fuse, hosted=hosted)
     threads = 1 if close else None
     return Decision(
-        groups=min(2, shards),
-        late="shadow",
-        rollout_threads=threads,
-        fuse=fuse,
-        hosted=hosted,
-        overlap=True,
+        groups=min(2, shards), late="shadow", rollout_threads=threads, fuse=fuse, hosted=hosted
     )
 
 

@@ -62,11 +62,16 @@ def spans_trips(node: fx.Node) -> bool:
     view = LoopView(node)
     if len(view.bounds) != 3 or not isinstance(view.bounds[2], int) or bodies.exits(view.graph):
         return False
-    if any(is_call(n) and op_of(n).kind == "step" for n in view.graph.nodes):
+    if steps_itself(node):
         return True
     parts = [list(_inside(n)) for n in view.graph.nodes]
     stepping = sum(any(op_of(n).kind == "step" for n in part) for part in parts)
     return stepping > 1 or any(_saves(n) for part in parts for n in part)
+
+
+def steps_itself(node: fx.Node) -> bool:
+    """Whether a loop steps a simulator in its own body, as off-policy trainings do."""
+    return any(is_call(n) and op_of(n).kind == "step" for n in LoopView(node).graph.nodes)
 
 
 def _inside(node: fx.Node) -> Iterator[fx.Node]:

@@ -59,13 +59,16 @@ class Setup:
         torch.manual_seed(1)
         np.random.seed(1)  # noqa: NPY002
         self.envs = gym.vector.SyncVectorEnv([self.env] * ENVS)
-        self.eval_envs = gym.vector.SyncVectorEnv([self.eval_env] * 2)
+        self.eval_envs = gym.vector.SyncVectorEnv([self.eval_env])
         self.agent = Agent()
+        self.reference = Agent()
+        self.target, self.predictor = nn.Linear(4, 3), nn.Linear(4, 3)
+        self.predictor_opt = torch.optim.SGD(self.predictor.parameters(), lr=1e-2)
         self.opt = torch.optim.Adam(self.agent.parameters(), lr=1e-2)
         self.obs = torch.as_tensor(self.envs.reset(seed=3)[0])
 
     def owned(self) -> Any:
-        return self.envs, self.eval_envs, self.agent, self.opt, self.log
+        return self.envs, self.eval_envs, self.agent, self.opt, self.predictor, self.log
 
     def close(self) -> None:
         self.envs.close()
@@ -172,3 +175,46 @@ def referenced(s: Any) -> Any:
         total += loss.item()
     s.obs = obs
     return total
+
+
+def drawn(iterations: int, s: Any) -> Any:
+    """Evaluates with sampled actions: their draws stand between those of two rollouts."""
+    envs, eval_envs, agent, opt, obs, log = s.envs, s.eval_envs, s.agent, s.opt, s.obs, s.log
+    for _ in range(iterations):
+        obs, seen, done, logps, paid = collect(envs, agent, obs)
+        learn(agent, opt, seen, done, logps, paid)
+        look, _ = eval_envs.reset(seed=7)
+        total = 0.0
+        for _ in range(3):
+            with torch.no_grad():
+                action, _ = agent.act(torch.as_tensor(look))
+            look, reward, _, _, _ = eval_envs.step(action.numpy())
+            total += float(reward.sum())
+        log.append(total)
+    return obs
+
+
+def curious(iterations: int, s: Any) -> Any:
+    """Pays for what a second network can't tell yet, and trains that one behind the rollout."""
+    envs, agent, opt, obs = s.envs, s.agent, s.opt, s.obs
+    target, predictor, other = s.target, s.predictor, s.predictor_opt
+    for _ in range(iterations):
+        seen = torch.zeros(STEPS, ENVS, 4)
+        done = torch.zeros(STEPS, ENVS, 2)
+        logps = torch.zeros(STEPS, ENVS)
+        paid = torch.zeros(STEPS, ENVS)
+        for t in range(STEPS):
+            with torch.no_grad():
+                action, logp = agent.act(obs)
+            seen[t], done[t], logps[t] = obs, action, logp
+            obs, reward, _, _, _ = envs.step(action.numpy())
+            obs = torch.as_tensor(obs)
+            with torch.no_grad():
+                bonus = (predictor(obs) - target(obs)).pow(2).mean(-1)
+            paid[t] = torch.as_tensor(reward) + bonus
+        learn(agent, opt, seen, done, logps, paid)
+        wrong = (predictor(seen) - target(seen).detach()).pow(2).mean()
+        other.zero_grad()
+        wrong.backward()
+        other.step()
+    return obs

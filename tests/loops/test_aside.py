@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import random
+import re
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,48 +17,58 @@ from typing import Any, ClassVar
 import torch
 
 import rose_compiler
-from rose_compiler.runtime.support import Runtime
+from rose_compiler.base.decision import Decision
 from tests.loops import aside
-from tests.loops.aside import ITERATIONS, Field, Setup
+from tests.loops.aside import ENVS, ITERATIONS, STEPS, Field, Setup
 from tests.loops.bits import bits, differing, generators
 from tests.loops.harness import seeded_spaces
 
+#: Work that no training waits for goes to threads, all else stays.
+ASIDE = Decision(overlap=True)
 #: Seconds that something waits for the training to go on, at most.
-PATIENCE = 0.3
-#: Set whenever a training environment has stepped.
-TRAINED = threading.Event()
+PATIENCE = 1.0
+#: Iterations that are watched, in program order.
+WATCHED = 2
 
 
 class Training(Field):
-    """Says when it steps."""
+    """Counts the steps of all training environments."""
+
+    steps: ClassVar[int] = 0
 
     @rose_compiler.component(reads=["self"], writes=["self"])
     def step(self, action: Any) -> Any:
-        TRAINED.set()
+        Training.steps += 1
         return super().step(action)
 
 
+def goes_on(seen: list[bool]) -> None:
+    """On another thread than the training's, wait until it has gone on to the next iteration."""
+    if threading.current_thread() is threading.main_thread():
+        return
+    over, until = (WATCHED + len(seen) + 1) * STEPS * ENVS, time.monotonic() + PATIENCE
+    while Training.steps <= over and time.monotonic() < until:
+        time.sleep(0.001)
+    seen.append(Training.steps > over)
+
+
 class Waiting(Field):
-    """Waits in the first step of an episode until a training environment steps, and notes whether
-    one did. Only one of two waits."""
+    """Waits, in the first step of an episode, until the training has gone on."""
 
     seen: ClassVar[list[bool]] = []
 
     @rose_compiler.component(reads=["self"], writes=["self"])
     def step(self, action: Any) -> Any:
-        if self.count == 0 and not self.on_main():
-            TRAINED.clear()
-            self.seen.append(TRAINED.wait(PATIENCE))
+        if self.count == 0:
+            goes_on(self.seen)
         return super().step(action)
-
-    def on_main(self) -> bool:
-        return threading.current_thread() is threading.main_thread()
 
 
 @contextlib.contextmanager
-def compiled(fn: Callable[..., Any], **options: Any) -> Iterator[Any]:
-    made = rose_compiler.compile(fn, numerics="bitwise", tune=False, **options)
-    made._runtime = Runtime(trace=True)
+def compiled(fn: Callable[..., Any], decision: Decision = ASIDE) -> Iterator[Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        decision.save(path := Path(folder) / "decision.json")
+        made = rose_compiler.compile(fn, numerics="bitwise", tune=path)
     try:
         yield made
     finally:
@@ -65,6 +79,7 @@ def trained(fn: Callable[..., Any], make: Callable[[], Setup]) -> tuple[dict[str
     """What a run of ``fn`` leaves, as bits."""
     random.seed(0)
     with seeded_spaces(), contextlib.redirect_stdout(io.StringIO()) as printed:
+        Training.steps = 0
         setup = make()
         result = fn(ITERATIONS, setup)
         owned = {"result": result, "owned": setup.owned(), "process": generators()}
@@ -91,14 +106,12 @@ def test_an_evaluation_runs_while_the_next_iteration_collects() -> None:
 
 
 class Slow:
-    """Takes its time to be pickled, until the training goes on."""
+    """Is pickled once the training has gone on."""
 
     seen: ClassVar[list[bool]] = []
 
     def __reduce__(self) -> Any:
-        if threading.current_thread() is not threading.main_thread():
-            TRAINED.clear()
-            self.seen.append(TRAINED.wait(PATIENCE))
+        goes_on(self.seen)
         return Slow, ()
 
 
@@ -125,3 +138,55 @@ def test_lines_are_printed_in_order_beside_the_training() -> None:
     with both(aside.logged, lambda: Setup(Training)) as (made, _):
         assert "on lane 'thread:" in made.explain(), made.source
         assert "submit(" in made.source
+
+
+def test_log_probabilities_of_a_reference_run_beside_values() -> None:
+    def repeated(step: Callable[[Setup], Any]) -> Callable[[int, Setup], Any]:
+        return lambda iterations, setup: [step(setup) for _ in range(iterations)]
+
+    plain, first = trained(repeated(aside.referenced), Setup)
+    with compiled(aside.referenced) as made:
+        found, second = trained(repeated(made), Setup)
+        assert differing(plain, found) == []
+        lines = [line.split("#")[0].strip() for line in made.source.splitlines()]
+    (begun,) = [k for k, line in enumerate(lines) if ".submit(" in line]
+    (ended,) = [k for k, line in enumerate(lines) if line.endswith("_task.wait()")]
+    assert any(line.startswith("values = ") for line in lines[begun:ended]), lines
+    first.close()
+    second.close()
+
+
+def test_an_evaluation_that_draws_keeps_its_place() -> None:
+    with both(aside.drawn) as (made, _):
+        missed = made._schedule().history.remarks.missed()
+        assert any(r.pass_name == "overlap" and r.code == "draw-order" for r in missed)
+        assert ".submit(" not in made.source
+
+
+def test_a_curiosity_reward_is_computed_while_the_simulator_steps() -> None:
+    plain, first = trained(aside.curious, Setup)
+    with compiled(aside.curious, Decision(late="shadow", lanes="thread", overlap=True)) as made:
+        found, second = trained(made, Setup)
+        assert differing(plain, found) == []
+        lines, start = inspect.getsourcelines(aside.curious)
+        (bonus,) = [start + k for k, line in enumerate(lines) if "bonus = " in line]
+        applied = made._schedule().history.remarks.applied()
+        late = {w.line for r in applied if r.pass_name == "late" for w in r.where}
+        assert bonus in late, made.explain()
+    first.close()
+    second.close()
+
+
+def test_the_page_tells_what_overlaps() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "passes.md").read_text(encoding="utf-8")
+    _, _, section = page.partition("## What overlaps and when not")
+    section, _, _ = section.partition("\n## ")
+    rows = re.findall(r"^\| ([^|]+?) \|", section, re.M)[1:]
+    # one test above for each, in this order
+    assert [re.sub("`", "", row) for row in rows] == [
+        "an evaluation on environments of its own",
+        "a checkpoint by torch.save",
+        "logs and prints",
+        "log-probabilities of a reference behind a rollout",
+        "the same, and a curiosity reward, on each step of a rollout",
+    ]
