@@ -109,10 +109,7 @@ class Tuning:
         self._chooser = Chooser(space, budget_s=options.tune_budget)
         if kept is not None:
             self._adopted = True
-            if kept >= len(space):
-                self._chooser.candidates.append(known[kept])
-                kept = len(space)
-            self._chooser.adopt(kept, "an earlier run settled on it")
+            self._chooser.adopt(known[kept], "an earlier run settled on it")
 
     def limit(self, iterations: int) -> None:
         """Let tuning take no more than its share of so many iterations; 0: it is not known."""

@@ -122,9 +122,13 @@ class Chooser:
         """One more candidate, while all are seen for the first time."""
         if self.begun:
             raise ValueError(f"the search is under way: {candidate} can't join it")
-        self.trials[len(self.candidates)] = []
-        self._queue.append(len(self.candidates))
+        self._queue.append(self._join(candidate))
+
+    def _join(self, candidate: Decision | None) -> int:
+        """The place of one more candidate."""
         self.candidates.append(candidate)
+        self.trials[len(self.candidates) - 1] = []
+        return len(self.candidates) - 1
 
     @property
     def used(self) -> float:
@@ -183,18 +187,17 @@ class Chooser:
         most = self.budget_trips * self.spent_s / self.trips
         return min(self.trial_s, most / (2 * len(self.candidates)))
 
-    def adopt(self, candidate: int, why: str) -> None:
-        """Settle on a candidate at once, without trials."""
-        self._settle(candidate, why)
+    def adopt(self, decision: Decision | None, why: str) -> None:
+        """Settle on a schedule at once, without trials; one that is no candidate becomes one."""
+        known = decision in self.candidates
+        self._settle(self.candidates.index(decision) if known else self._join(decision), why)
 
     def challenge(self, decision: Decision) -> None:
         """Let one more schedule meet the one that is settled on, within what is left of the budget.
         Whichever wins is not compared with eager once more."""
         if not self.settled:
             raise ValueError("the search is not over")
-        self.candidates.append(decision)
-        candidate = len(self.candidates) - 1
-        self.trials[candidate] = []
+        candidate = self._join(decision)
         if self._over_budget():
             self.verdicts[candidate] = "the budget for tuning was spent"
             return
