@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -154,7 +154,9 @@ class ShardTask(Task):
         lane._running = None
         if lane.spans is not None:
             ended = perf_counter()
-            told = self.shard.times() if lane._timed is self.shard else None
+            # of a step that failed nothing is known, and its host may have ended
+            timed = lane._timed is self.shard and self.error is None
+            told = self.shard.times() if timed else None
             span = Span(
                 *("step", lane.name, self.start, ended),
                 site=self.site,
@@ -163,8 +165,10 @@ class ShardTask(Task):
                 ran_s=None if told is None else told[:2],
             )
             lane.spans.append(span)
-            if told is not None and (named := self.shard.phases()):
-                phases.note(named, lane.name)
+            if told is not None:
+                # the step has its result, whatever became of its host since: the next one says so
+                with suppress(Exception):
+                    phases.note(self.shard.phases(), lane.name)
 
 
 class RemoteTask(Task):

@@ -327,6 +327,7 @@ class ThreadShard(HostedShard):
         self._told: Timed | None = None
 
     def _begin(self, actions: Any) -> None:
+        self._told = None
         method = "timed_step" if self._timed else "step"
         self._ticket = self.host.submit(method, layout.copy(actions))
 
@@ -371,6 +372,7 @@ class ProcessShard(HostedShard):
         self._view = SharedView(memory, plan, layout.Tree(traits.single_observation_space))
 
     def _begin(self, actions: Any) -> None:
+        self._view.clock[1:] = 0.0  # what it says is of this step, or of none that has ended
         if hasattr(actions, "detach"):  # a tensor would make the process load torch
             actions = actions.detach().cpu().numpy()
         if not self._view.fits(actions):

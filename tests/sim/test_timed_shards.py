@@ -140,3 +140,55 @@ def test_a_lane_notes_it_while_it_is_recorded(env: Any) -> None:
     lane.step(7, shard, ACTIONS).wait()
     assert shard.times() is None, "timing ends with the recording"
     runtime.close()
+
+
+class Falling(Phased):
+    """Raises in its third step."""
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        if self.count == 3:
+            raise ValueError("the robot fell over")
+        return result
+
+
+@pytest.mark.parametrize("hosts", ["process", "thread"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_timed_step_raises_what_its_environment_raised(hosts: Any, whole: bool) -> None:
+    env = ShardedEnv.split([Falling, Phased], shards=2, hosts=hosts)
+    env.reset(seed=0)
+    one = env if whole else env.shards()[0]
+    runtime = Runtime()
+    lane = runtime.lane("shard:0")
+    with runtime.recording() as spans:
+        for _ in range(2):
+            lane.step(7, one, ACTIONS[: one.num_envs]).wait()
+        before = len(spans)
+        task = lane.step(7, one, ACTIONS[: one.num_envs])
+        with pytest.raises(ValueError, match="fell over"):
+            task.wait()
+    assert [(span.op, span.ran_s) for span in spans[before:]] == [("step", None)]
+    assert env.shards()[0].times() is None, "no times of an earlier step"
+    runtime.close()
+    env.close()
+
+
+def test_a_step_has_its_result_though_its_host_ends_before_it_tells_its_phases() -> None:
+    env = ShardedEnv.split([Phased] * 2, shards=1, hosts="process")
+    env.reset(seed=0)
+    (shard,) = env.shards()
+    runtime = Runtime()
+    lane = runtime.lane("shard:0")
+    with runtime.recording():
+        task = lane.step(7, shard, ACTIONS)
+        finish = shard._finish
+
+        def finish_and_end() -> Any:
+            result = finish()
+            shard.host.close()
+            return result
+
+        shard._finish = finish_and_end
+        assert len(task.wait()) == 5
+    runtime.close()
+    env.close()
