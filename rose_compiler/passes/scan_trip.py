@@ -11,7 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rose_compiler.base.recurrence import Input, Item, NotScan, Recurrence, Store
+from rose_compiler.base.recurrence import (
+    COMPARISONS,
+    LOGIC,
+    Input,
+    Item,
+    NotScan,
+    Recurrence,
+    Store,
+)
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,7 @@ class Trip:
         self.changes = 0  # how often that has happened
         self.arrays = False  # functions of numpy are called
         self._gone: set[int] = set()  # items whose tensor holds something else by now
+        self._stored_rows: set[int] = set()  # items that are rows, picked after a store to them
         self._memory: dict[int, int] = {}  # items in the memory of a carried value
         self._known: dict[tuple[Item, type], int] = {}
 
@@ -140,9 +149,17 @@ class Trip:
             raise other_form("a tensor is changed to what another one holds")
         self.inplace.add(position)
         self.changes += 1
-        self._gone.add(old.item)
+        self._retire(old.item)
         self._memory[new.item] = position
         return new
+
+    def _retire(self, k: int) -> None:
+        """The tensor of an item holds something else from here on; so does what may be that same
+        tensor, such as one that has the type already that it is turned into."""
+        self._gone.add(k)
+        for n, item in enumerate(self.items):
+            if item.function == "float" and item.args[0] in self._gone:
+                self._gone.add(n)
 
     def input(self, path: Path) -> int:
         one = Input(path.argument, path.names)
@@ -155,7 +172,10 @@ class Trip:
         source = self._place(base, index)
         for store in self.stores:
             if store.source == source and store.offset == index.offset:
-                return Value(store.value)
+                # the row is no other name of what was stored, which may be changed in place
+                found = self.call("clone", Value(store.value))
+                self._stored_rows.add(found.item)
+                return found
         return self.item(Item("row", source=source, offset=index.offset))
 
     def store(self, base: Symbol, index: Index, symbol: Symbol) -> None:
@@ -165,6 +185,10 @@ class Trip:
         if any(s.source == source for s in self.stores):
             raise other_form("it stores to the same buffer twice on a trip")
         self.stores.append(Store(source, index.offset, value.item))
+        for k, item in enumerate(self.items):
+            # a row that was picked before is a view, and sees what is stored
+            if (item.kind, item.source, item.offset) == ("row", source, index.offset):
+                self._retire(k)
 
     def _place(self, base: Symbol, index: Index) -> int:
         if not isinstance(base, Path):
@@ -177,7 +201,11 @@ class Trip:
 
     def recurrence(self, trips: range, following: tuple[int, ...]) -> Recurrence:
         """All that is stored or handed on, over these trips; what only tests use is left out."""
+        if any(map(self._is_view, following)) or len({*following}) < len(following):
+            raise other_form("what it hands on may be a tensor by a second name", "may-alias")
         seeds = self._seeds(trips.step, len(following))
+        if any(self._is_seed(k, len(following)) for k in following):
+            raise other_form("a row that it stores is handed on", "may-alias")
         following = (*following, *(self._stored(source) for source, _ in seeds))
         used: set[int] = set()
         todo = [*following, *(s.value for s in self.stores)]
@@ -212,6 +240,17 @@ class Trip:
             inplace=tuple(sorted(self.inplace)),
             named=tuple(self.named),
         )
+
+    def _is_view(self, k: int) -> bool:
+        """Whether an item may be another name of a row or a tensor, of which the forms would hand
+        on a copy."""
+        item = self.items[k]
+        if item.function == "float":  # of booleans it is a new tensor
+            return self.items[item.args[0]].function not in COMPARISONS | LOGIC
+        return k in self._stored_rows
+
+    def _is_seed(self, k: int, count: int) -> bool:
+        return self.items[k].kind == "carried" and self.items[k].source >= count
 
     def _stored(self, source: int) -> int:
         return next(s.value for s in self.stores if s.source == source)
