@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from rose_compiler.base.errors import fail
+
 
 class Refusing(Exception):
     """Pickles well and fails to unpickle."""
@@ -247,3 +249,34 @@ class Stubborn(Counter):
 
     def set_state(self, state: dict[str, Any]) -> None:
         raise ValueError("not this state")
+
+
+class Tuner:
+    """Loads parameters, and changes them by itself."""
+
+    def __init__(self) -> None:
+        self.w = np.zeros(1)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.w = state["w"].copy()
+
+    def train(self) -> Any:
+        self.w = self.w + 1
+        return self.w
+
+    def get_state(self) -> Any:
+        return self.w
+
+    def set_state(self, state: Any) -> None:
+        self.w = state
+
+    def missing_host(self) -> None:
+        raise fail("host-died", "another host is gone")
+
+
+class Interrupted(Counter):
+    """Has the caller told by Ctrl-C while it takes its state back."""
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(30)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from host_parts import Counter, Learner, Stubborn
+from host_parts import Counter, Interrupted, Learner, Stubborn, Tuner
 
 import rose_compiler
 from rose_compiler.base.errors import HostDied
@@ -99,6 +99,12 @@ def test_without_its_state_there_is_one_clear_error() -> None:
             far.add(np.ones(3))
         assert "not this state" in caught.value.__notes__[0]
         assert not revived(far)
+        for again in (lambda: far.add(np.ones(3)), far.rose_boundary, lambda: far.add(np.ones(3))):
+            with pytest.raises(HostDied) as caught:
+                again()
+            assert "not this state" in caught.value.__notes__[0]
+        far.restart()
+        assert far.add(np.ones(3)).tolist() == [1.0] * 3
     with hosted(Learner, recover=True) as plain:
         plain.rose_boundary()
         (remark,) = plain.rose_remarks
@@ -106,6 +112,35 @@ def test_without_its_state_there_is_one_clear_error() -> None:
         killed(plain)
         with pytest.raises(HostDied):
             plain.echo(1)
+
+
+def test_ctrl_c_leaves_nothing_that_answers_half_restored() -> None:
+    with hosted(Interrupted, recover=True) as far:
+        far.publish({"w": np.full(1, 2.0)})
+        far.rose_boundary()
+        far.publish({"w": np.full(1, 3.0)})
+        far.add(np.ones(3))
+        killed(far)
+        with pytest.raises(KeyboardInterrupt):
+            far.add(np.ones(3))
+        for again in (lambda: far.add(np.ones(3)), far.rose_boundary):
+            with pytest.raises(HostDied):
+                again()
+        far.restart()
+        assert far.add(np.ones(3)).tolist() == [3.0] * 3
+
+
+def test_an_end_that_is_the_components_own_error_is_no_end_of_it() -> None:
+    with hosted(Tuner, recover=True) as far:
+        far.rose_boundary()
+        far.train()
+        pid = far.pid
+        with pytest.raises(HostDied, match="another host"):
+            far.missing_host()
+        assert far.pid == pid
+        assert not revived(far)
+        killed(far)
+        assert far.train().tolist() == [2.0]
 
 
 def test_taking_the_state_costs_next_to_nothing_of_short_iterations() -> None:
@@ -170,3 +205,15 @@ def test_a_move_takes_state_and_parameters_along() -> None:
         assert far.add(np.ones(3)).tolist() == [2.0] * 3
     with hosted(Learner) as plain:
         assert not moving.movable(plain)
+
+
+def test_what_a_move_takes_along_is_newer_than_the_parameters() -> None:
+    with hosted(Tuner) as far:
+        far.publish({"w": np.full(1, 5.0)})
+        assert far.train().tolist() == [6.0]
+        moving.take_over(far, moving.successor(far, {}))
+        assert far.train().tolist() == [7.0]
+        far.publish({"w": np.full(1, 1.0)})
+        assert far.train().tolist() == [2.0]
+        far.restart()
+        assert far.train().tolist() == [2.0]

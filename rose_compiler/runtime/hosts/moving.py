@@ -40,16 +40,17 @@ def take_over(component: Hosted, other: Hosted) -> None:
     """
     component._settle()
     other.ready()
+    state = None if component.rose_stateless else component.rose_now("get_state")
+    if component._published is not None:
+        # before the state: what the component has made of its parameters since is in there
+        other._published, other._version = other._given(component._published), component._version
     if not component.rose_stateless:
-        other.rose_now("set_state", component.rose_now("get_state"))
-    published = component._published
-    if published is not None:
-        published = other._given(published)
+        other.rose_now("set_state", state)
     old = component._host
     for name in _OF_HOST:
         setattr(component, name, getattr(other, name))
     component._memory.shared_by(component._share)
-    component._published = published
+    component._published = other._published
     if component._journal is not None:
         component._journal.forget()
     with suppress(Exception):  # its component has been taken over

@@ -51,6 +51,7 @@ class Journal:
         self._component = component
         self._stateful = stateful
         self._lives = LIVES
+        self._failed: str | None = None  # why it was not brought back
         self._busy = False  # bringing it back, or taking its state: nothing of that is an entry
         self._state: Any = None
         self._started = False  # a state was taken
@@ -65,6 +66,8 @@ class Journal:
     def boundary(self) -> None:
         """An iteration begins: take the component's state, unless that was done a moment ago."""
         self._lives = LIVES
+        if not self._stateful:
+            self._failed = None
         if not self._stateful or self._busy:
             return
         began = perf_counter()
@@ -108,8 +111,11 @@ class Journal:
 
     def forget(self) -> None:
         """Another beginning: nothing of what came before can be brought back."""
-        self._started, self._entries, self._published = False, [], None
-        self._lives = LIVES
+        self._forget()
+        self._lives, self._failed = LIVES, None
+
+    def _forget(self) -> None:
+        self._started, self._state, self._entries, self._published = False, None, [], None
 
     def _useless(self) -> None:
         why = f"{self._component.name!r} can't be brought back after the end of its process"
@@ -123,22 +129,37 @@ class Journal:
     def revive(self, error: BaseException) -> None:
         """Bring the component back in a new process, all its calls answered or under way again.
 
-        Raises ``error``, which told of its end, where that can't be.
+        Raises ``error``, which told of its end, where that can't be. Every call raises then, of a
+        component with state until ``restart()``, of a stateless one until the next iteration.
         """
+        component = self._component
+        if component._host.usable:
+            raise error  # the component's own, or a call's that an earlier process left behind
+        if self._failed is not None:
+            error.add_note(self._failed)
         if self._busy or self._lives == 0 or (self._stateful and not self._started):
             raise error
         self._lives -= 1
         self._busy = True
+        given = component._published, component._version
+        done = False
         try:
             again = self._repeat_all if self._stateful else self._ask_again
             count = again()
+            done = True
         except Exception as failure:  # what the component's `set_state` raises among them
             if not isinstance(failure, HostDied):
                 error.add_note(f"rose: it could not be brought back: {failure!r}")
-            self._lives = 0  # until the next iteration, or restart()
+                self._failed = error.__notes__[-1]
             raise error from None
         finally:
+            # nor may what Ctrl-C has left half restored answer as if it were the component
             self._busy = False
+            if not done:
+                self._forget()
+                self._lives = 0
+                component._published, component._version = given
+                component._end()
         why = f"{str(error).splitlines()[0]}; a new process took over, {count} calls were repeated"
         self._component.rose_remarks.append(Remark("note", "hosts", (), "revived", why))
 
@@ -176,7 +197,7 @@ class Journal:
     def _repeat(self, call: Call, values: list[Any], version: int) -> Pending:
         pending: Pending = self._component._issue(call, values, values, version)
         pending.collect()
-        if isinstance(pending.error, HostDied):
+        if isinstance(pending.error, HostDied) and not self._component._host.usable:
             raise pending.error
         return pending
 
