@@ -329,8 +329,7 @@ class Statements:
         if told is not None and len(args) == told[1] and not named:
             return self.trip.call(told[0], *args)
         if name in ("zeros_like", "ones_like") and len(args) == 1 and not named:
-            self.trip.value(args[0])
-            return Number(0.0 if name == "zeros_like" else 1.0)
+            return self.trip.filled(0.0 if name == "zeros_like" else 1.0, args[0])
         text = ast.unparse(node)
         if name in MIXING:
             raise other_form(f"`{text}` mixes elements", "cross-element")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rose_compiler.base.recurrence import (
+    ARITHMETIC,
     COMPARISONS,
     LOGIC,
     Input,
@@ -56,6 +57,14 @@ class Value:
 
 
 @dataclass(frozen=True)
+class Filled:
+    """A tensor with ``number`` in each place, of type and shape of the item ``like``."""
+
+    number: float
+    like: int
+
+
+@dataclass(frozen=True)
 class Global:
     """A function, class or module."""
 
@@ -69,7 +78,7 @@ class Several:
     items: tuple[Any, ...]
 
 
-Symbol = Number | Index | Path | Value | Global | Several
+Symbol = Number | Index | Path | Value | Filled | Global | Several
 #: Says of a test for which values of the loop variable it holds.
 Test = Callable[[int], bool]
 
@@ -118,8 +127,43 @@ class Trip:
     def call(self, function: str, *args: Symbol) -> Value:
         if function == "detach":  # where no graph is built it is the tensor itself
             return self.value(args[0])
+        args = tuple(self._number_for(n, function, args) for n in range(len(args)))
         given = tuple(self.value(a).item for a in args)
         return self.item(Item("call", function=function, args=given))
+
+    def filled(self, number: float, symbol: Symbol) -> Filled:
+        """``zeros_like`` or ``ones_like`` of a tensor."""
+        like = self.value(symbol).item
+        if not any(self.items[k].kind in ("row", "carried") for k in self._made_of(like)):
+            raise other_form("a tensor is made like what may be a number")
+        return Filled(number, like)
+
+    def _number_for(self, n: int, function: str, args: tuple[Symbol, ...]) -> Symbol:
+        """An operand, a number instead of a tensor that is filled with it: beside a tensor of the
+        same type and shape they have the same result. Two numbers would be computed with in double
+        precision, and a number over a tensor is a product with the reciprocal."""
+        symbol = args[n]
+        if not isinstance(symbol, Filled):
+            return symbol
+        known = function == "where" or function in ARITHMETIC | COMPARISONS
+        if not known or (function, n) in (("truediv", 0), ("where", 0)):
+            return symbol
+        beside = [a for a in (args[3 - n :][:1] if function == "where" else args) if a != symbol]
+        if any(isinstance(a, Value) and symbol.like in self._made_of(a.item) for a in beside):
+            return Number(symbol.number)
+        return symbol
+
+    def _made_of(self, k: int) -> set[int]:
+        """An item and those that it has its type and shape of."""
+        found: set[int] = set()
+        todo = [k]
+        while todo:
+            k = todo.pop()
+            function, args = self.items[k].function, self.items[k].args
+            if k not in found and function not in COMPARISONS | LOGIC | {"float"}:
+                todo += args[1:] if function == "where" else args
+            found.add(k)
+        return found
 
     def value(self, symbol: Symbol) -> Value:
         """A symbol as an operand."""
@@ -308,4 +352,6 @@ class Trip:
 
 
 def _named(symbol: object) -> str:
-    return {Index: "the loop variable", Several: "a tuple"}.get(type(symbol), "an object")
+    known: dict[type, str] = {Index: "the loop variable", Several: "a tuple"}
+    known[Filled] = "a tensor of zeros or ones that meets none like it"
+    return known.get(type(symbol), "an object")

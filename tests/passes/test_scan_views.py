@@ -105,11 +105,68 @@ def two_names(buf: Any, k: Any, value: Tensor) -> Any:
     return total, same
 
 
+def products(buf: Any, k: Any, value: Tensor) -> Any:
+    """Each product with a tensor of ones is rounded to single precision."""
+    total = value
+    for t in range(T):
+        total = buf.r[t] + torch.ones_like(value) * k.g * k.l * total
+        buf.out[t] = total
+    return total
+
+
+def over_zero(buf: Any, k: Any, value: Tensor) -> Any:
+    total = value
+    for t in range(T):
+        total = torch.where(buf.m[t], 1.0 / torch.zeros_like(total), total * k.g + buf.r[t])
+        buf.out[t] = total
+    return total
+
+
+def over_small(buf: Any, k: Any, value: Tensor) -> Any:
+    """Zero over a number below the least normal one is zero; its reciprocal is infinite."""
+    total = value
+    for t in range(T):
+        total = total * k.g + torch.zeros_like(buf.r[t]) / (buf.r[t] * 1e-40)
+        buf.out[t] = total
+    return total
+
+
+def filled_in_place(buf: Any, k: Any, value: Tensor) -> Any:
+    total = value
+    for t in range(T):
+        zeros = torch.zeros_like(total)
+        same = zeros
+        zeros += buf.r[t]
+        total = total * k.g + same
+        buf.out[t] = total
+    return total
+
+
+def wider(buf: Any, k: Any, value: Tensor) -> Any:
+    """Zeros of more axes make a result of more axes."""
+    total = value
+    for t in range(T):
+        row = total * k.g + torch.zeros_like(k.wide)
+        buf.out[t] = row[0]
+        total = buf.r[t] * total
+    return total
+
+
+def filled(buf: Any, k: Any, value: Tensor) -> Any:
+    """Beside what they are like, tensors of zeros and ones are as good as numbers."""
+    total = value
+    for t in range(T):
+        total = total * k.g + buf.r[t] * torch.ones_like(buf.r[t])
+        total = torch.where(buf.m[t], torch.zeros_like(total), total / torch.ones_like(total))
+        buf.out[t] = total
+    return total
+
+
 def world(seed: int, n: int = 5) -> tuple[Any, ...]:
     g = torch.Generator().manual_seed(seed)
     buf = SimpleNamespace(**{name: torch.randn(T, n, generator=g) for name in ("r", "v", "out")})
     buf.m = torch.randn(T, n, generator=g) > 0.5
-    return buf, SimpleNamespace(g=0.9, l=0.95), torch.randn(n, generator=g)
+    return buf, SimpleNamespace(g=0.9, l=0.95, wide=torch.ones(3, n)), torch.randn(n, generator=g)
 
 
 @pytest.fixture
@@ -164,6 +221,24 @@ def check(fn: Any, fast: Any, world: Any = world) -> None:
     ids=lambda x: getattr(x, "__name__", ""),
 )
 def test_rows_that_are_views(fn: Any, scanned: bool, run: Any) -> None:
+    fast = run(fn)
+    check(fn, fast)
+    assert ("scan [scan]" in fast.explain()) is scanned, fast.explain()
+
+
+@pytest.mark.parametrize(
+    ("fn", "scanned"),
+    [
+        (products, False),
+        (over_zero, False),
+        (over_small, False),
+        (filled_in_place, False),
+        (wider, False),
+        (filled, True),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_tensors_of_zeros_and_ones(fn: Any, scanned: bool, run: Any) -> None:
     fast = run(fn)
     check(fn, fast)
     assert ("scan [scan]" in fast.explain()) is scanned, fast.explain()
