@@ -58,6 +58,9 @@ class CoreQuotas:
         """The schedule to be profiled next, so that quotas can be proposed: program order with
         several numbers of cores, then the first one whose components run beside the rest."""
         if self._beside is not None:
+            if tuning.beside is None:  # the budget ended while points were taken
+                self.give_up()
+                return None
             return Decision() if self._points.count is not None else self._beside
         if self._asked or not tuning.tuned:
             return None
@@ -95,6 +98,8 @@ class CoreQuotas:
             return
         decision, made = self._made
         self.give_up()
+        if tuning.beside is None:  # the last of the profiles took the rest of the budget
+            return
         profile = made.latest
         plan = plan_quotas(profile, "cpu", self._points.alone(), self._points.outside())
         if not plan.shares or plan.predicted_s is None or profile.timeline is None:
@@ -189,6 +194,7 @@ class CoreQuotas:
     def release(self) -> None:
         """Let every process have its cores and threads back."""
         before, self._before = self._before, {}
+        self._fixed = {}  # of the schedule that was bound
         self._applied, self._key = None, ()
         for component, cores in before.values():
             with suppress(RoseError, OSError):  # it may be gone

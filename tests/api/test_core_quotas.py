@@ -105,6 +105,24 @@ def test_a_search_tries_what_the_profile_speaks_for(far: Hosted, threads: None) 
     assert far.where() == (CORES, 2)
 
 
+@pytest.mark.parametrize("trips", [3, 8])
+def test_a_budget_that_ends_while_quotas_are_looked_for_ends_that_too(
+    far: Hosted, threads: None, trips: int
+) -> None:
+    """It ends among the points, or with the last profile; nothing joins the search any more."""
+    policy, seen = nn.Linear(3, 4), []
+    step = rose_compiler.compile(iteration, tune=True)
+    step(policy, far, seen)
+    tuning = step._last.unit.tuning()
+    tuning.limit(10 * trips)
+    for done in range(2, 14):
+        step(policy, far, seen)
+        assert tuning.settled is (done > trips)  # the first call was eager
+    assert seen[-1] == (CORES, 2), "no cores of a point stay"
+    assert far.where() == (CORES, 2)
+    step.close()
+
+
 def test_bits_keep_their_thread_counts(far: Hosted, threads: None) -> None:
     policy, seen = nn.Linear(3, 4), []
     step = rose_compiler.compile(iteration, tune=True, numerics="bitwise")
@@ -203,6 +221,26 @@ def test_shards_in_processes_are_bound_and_the_coordinator_is_not(
     assert not set.intersection(*where())
     quotas.release()
     assert where() == [CORES, CORES]
+    env.close()
+
+
+def test_what_another_schedule_bound_is_not_renewed(
+    monkeypatch: pytest.MonkeyPatch, far: Hosted
+) -> None:
+    monkeypatch.setattr(Hosted, "rose_limit", lambda *_: False)  # its libraries count by themselves
+    moved: list[str] = []
+    monkeypatch.setattr(cores, "move", lambda fixed, *_: moved.extend(fixed) or [])
+    env = ShardedEnv.split([Drift] * 2, shards=2, hosts="process")
+    quotas, objects = CoreQuotas(RemarkLog()), {"far": far, "envs": env}
+    assert quotas.bind(objects, QUOTAS) is None
+    assert quotas.bind(objects, Decision(hosted=True)) is None
+    assert quotas.bind(objects, Decision(groups=2, cores=(("shards", 1),))) is None
+    quotas.renew()
+    assert moved == []
+    assert quotas.bind(objects, QUOTAS) is None
+    quotas.renew()
+    assert moved == ["host:far"]
+    quotas.release()
     env.close()
 
 
