@@ -52,7 +52,7 @@ def _append(node: fx.Node, refs: References, p: Printer) -> str:
 
 
 def _join_rows(node: fx.Node, refs: References, p: Printer) -> str:
-    return f"rt.concat(*{p.value(node.args[0], refs)})"
+    return f"rt.join_rows({p.value(node.args[0], refs)})"
 
 
 def _split_rows(node: fx.Node, refs: References, p: Printer) -> str:

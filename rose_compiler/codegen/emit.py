@@ -17,8 +17,8 @@ from rose_compiler.codegen.loops import Function
 from rose_compiler.codegen.module import Module
 from rose_compiler.codegen.schedule import Schedule, schedule
 from rose_compiler.codegen.scopes import Scope
-from rose_compiler.ir.ops import FUSE
-from rose_compiler.ir.program import Program, is_call, op_of, output_node, placeholders
+from rose_compiler.ir.ops import FUSE, JOIN_ROWS, Op
+from rose_compiler.ir.program import Program, is_call, is_item, op_of, output_node, placeholders
 
 _serial = itertools.count(1)
 _used: set[str] = set()
@@ -65,12 +65,28 @@ def emit(
     module = Module()
     for reserved in ("run", "error"):
         module.names.take(reserved)
+    module.joined = _on_joined(program)
     for op in dict.fromkeys(op_of(n) for n in program.nodes() if is_call(n)):
         if op.kind != "builtin":
             module.function(op)
     function = Function(plan, module, tick)
     _run(function, program)
     return _assembled(program, plan, module, function, filename)
+
+
+def _on_joined(program: Program) -> frozenset[Op]:
+    """Traced operations that are called on joined values of several trips, which may turn out to be
+    no rows of one batch."""
+    made: set[fx.Node] = set()
+    found: set[Op] = set()
+    for node in program.nodes():
+        of_joined = not made.isdisjoint(node.all_input_nodes)
+        if is_call(node, JOIN_ROWS) or (of_joined and is_item(node)):
+            made.add(node)
+        elif of_joined and is_call(node) and op_of(node).kind == "graph":
+            made.add(node)
+            found.add(op_of(node))
+    return frozenset(found)
 
 
 def _filename(name: str) -> str:

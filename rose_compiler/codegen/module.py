@@ -28,6 +28,7 @@ class Module:
         self.namespace: dict[str, Any] = {"UNBOUND": UNBOUND}
         self.printer = Printer(self.bind)
         self.functions: list[list[str]] = []  # the text of each traced operation
+        self.joined: frozenset[Op] = frozenset()  # called on joined values of several trips
         self._ops: dict[tuple[Op, frozenset[str]], str] = {}
         self._bound: dict[int, str] = {}
 
@@ -53,7 +54,11 @@ class Module:
             return self._ops[key]
         name = self._ops[key] = self.names.fresh(op.name)
         if op.kind in ("graph", "loss") and op.body is not None:
-            self.functions.append(graph_function(name, op, self.printer))
+            text = graph_function(name, op, self.printer)
+            if op in self.joined:
+                at = next(k for k, line in enumerate(text) if line.startswith("def "))
+                text.insert(at, f"@{self.bind(op.by_trip, 'by_trip')}")
+            self.functions.append(text)
         elif unset:
             known = op.attributes
             self.namespace[name] = make_block_function(

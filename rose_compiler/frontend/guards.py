@@ -229,7 +229,13 @@ def describe(value: Any) -> tuple[Any, ...]:
         return ("array", value.shape, value.dtype)
     if isinstance(value, tuple):
         return ("tuple", *(describe(v) for v in value))
+    if isinstance(value, dict) and any(isinstance(v, _ROWS) for v in value.values()):
+        # an observation; of one of settings, or one that collects what is logged, only the type
+        return (type(value).__name__, *((key, describe(v)) for key, v in value.items()))
     return (type(value).__name__,)
+
+
+_ROWS = (torch.Tensor, np.ndarray)
 
 
 def layout_of(names: StateNames) -> dict[str, tuple[Any, ...]]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch.fx as fx
 
+from rose_compiler.base.apart import Apart, alike, by_trip, rows_in
 from rose_compiler.base.errors import fail
 from rose_compiler.ir import noise
 
@@ -132,7 +133,14 @@ class Op:
     def __call__(self, *args: Any) -> Any:
         if self.impl is None:
             raise fail("parse-unbound", f"operation {self.name!r} was run without implementation")
+        if self.kind == "graph" and any(type(a) is Apart for a in args):
+            return self.by_trip(self.impl)(*args)
         return self.impl(*args)
+
+    def by_trip(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, which does what the operation does, for inputs that may be apart."""
+        axes = self.signature.separable()
+        return by_trip(function, [k for k, p in enumerate(self.signature.params) if p in axes])
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
@@ -208,8 +216,11 @@ def _concat(*parts: Any) -> Any:
     import numpy as np
     import torch
 
-    if isinstance(parts[0], dict):
-        return {key: _concat(*(p[key] for p in parts)) for key in parts[0]}
+    first = parts[0]
+    if isinstance(first, dict):
+        if any(not isinstance(p, dict) or p.keys() != first.keys() for p in parts):
+            raise ValueError("dicts with different keys are no parts of one batch")
+        return {key: _concat(*(p[key] for p in parts)) for key in first}
     if isinstance(parts[0], torch.Tensor):
         return torch.cat(parts)
     return np.concatenate(parts)
@@ -288,15 +299,17 @@ def _append(items: Any, value: Any) -> None:
 
 
 def _join_rows(items: Any) -> Any:
-    return _concat(*items)
+    return _concat(*items) if alike(items) else Apart(items)
 
 
 def _split_rows(value: Any, items: Any) -> Any:
+    if isinstance(value, Apart):
+        return tuple(map(_snapshot, value.parts))
     parts, start = [], 0
     for item in items:
-        some = next(iter(item.values())) if isinstance(item, dict) else item
-        parts.append(_rows(value, start, start + some.shape[0]))
-        start += some.shape[0]
+        count = rows_in(item)
+        parts.append(_rows(value, start, start + count))
+        start += count
     return tuple(parts)
 
 
@@ -326,7 +339,7 @@ APPEND = _builtin(
 JOIN_ROWS = _builtin(
     "join_rows",
     ("items",),
-    "the entries of a list joined along the batch axis",
+    "the entries of a list joined along the batch axis, or apart where they are not of one kind",
     reads=("items",),
     impl=_join_rows,
 )

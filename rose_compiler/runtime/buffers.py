@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from rose_compiler.base.apart import Apart, alike, rows_in
+
 
 def snapshot(value: Any) -> Any:
     """A copy that owns its memory: of arrays and tensors, also inside tuples, lists and dicts.
@@ -67,19 +69,35 @@ def rows(value: Any, low: int, high: int) -> Any:
 
 def concat(*parts: Any) -> Any:
     """Parts of a batch, tensors or arrays of equal trailing shape, joined along the first axis, or
-    dicts of them."""
-    if isinstance(parts[0], dict):
-        return {key: concat(*(part[key] for part in parts)) for key in parts[0]}
-    if isinstance(parts[0], torch.Tensor):
+    dicts of them.
+
+    Raises:
+        ValueError: for dicts with other keys than the first one has.
+    """
+    first = parts[0]
+    if isinstance(first, dict):
+        if any(not isinstance(p, dict) or p.keys() != first.keys() for p in parts):
+            raise ValueError("dicts with different keys are no parts of one batch")
+        return {key: concat(*(part[key] for part in parts)) for key in first}
+    if isinstance(first, torch.Tensor):
         return torch.cat(parts)
     return np.concatenate(parts)
 
 
+def join_rows(items: Sequence[Any]) -> Any:
+    """Batches of several trips behind each other; :class:`~rose_compiler.base.apart.Apart` if they
+    are not of one kind, so that nothing is promoted, dropped or cut that is no row."""
+    return concat(*items) if alike(items) else Apart(items)
+
+
 def split_rows(value: Any, items: Sequence[Any]) -> tuple[Any, ...]:
-    """Views of consecutive rows of ``value``, as many in each as the entry of ``items`` has."""
+    """Views of consecutive rows of ``value``, as many in each as the entry of ``items`` has; of
+    what is apart, copies of each trip's own, as joining would have made."""
+    if isinstance(value, Apart):
+        return tuple(snapshot(part) for part in value.parts)
     parts, low = [], 0
     for item in items:
-        some = next(iter(item.values())) if isinstance(item, dict) else item
-        parts.append(rows(value, low, low + some.shape[0]))
-        low += some.shape[0]
+        count = rows_in(item)
+        parts.append(rows(value, low, low + count))
+        low += count
     return tuple(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from rose_compiler.base import phases
+from rose_compiler.base.apart import Apart
 from rose_compiler.base.errors import fail
 from rose_compiler.base.faultmap import FaultMap
 from rose_compiler.base.profile import Span, Timeline
@@ -249,9 +251,11 @@ class Runtime:
 
     def graph(self, forward: Forward, *args: Any) -> Any:
         """What ``forward(*args)`` returns, by what Inductor makes of it where that is faster."""
+        if any(type(a) is Apart for a in args):
+            return forward(*args)
         found = self._graphs.get(forward)
         if found is None:
-            found = self._graphs[forward] = graphs.of(forward)
+            found = self._graphs[forward] = graphs.of(inspect.unwrap(forward))
         return found(args, self.notes.append)
 
     @staticmethod
@@ -291,6 +295,7 @@ class Runtime:
     snapshot: Callable[[Any], Any] = staticmethod(buffers.snapshot)
     rows: Callable[[Any, int, int], Any] = staticmethod(buffers.rows)
     concat: Callable[..., Any] = staticmethod(buffers.concat)
+    join_rows: Callable[[Any], Any] = staticmethod(buffers.join_rows)
     split_rows: Callable[[Any, Any], Any] = staticmethod(buffers.split_rows)
 
 

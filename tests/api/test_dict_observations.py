@@ -137,11 +137,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def trained(fn: Callable[..., Any], wrap: Callable[[Any], Any]) -> tuple[list[Any], Any]:
+def trained(
+    fn: Callable[..., Any], wrap: Callable[[Any], Any], made: Callable[[], Any] = Parts
+) -> tuple[list[Any], Any]:
     torch.manual_seed(0)
     policy, buf = Policy(), Rollouts()
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
-    factories: list[Callable[[], gymnasium.Env]] = [Parts] * ENVS
+    factories: list[Callable[[], gymnasium.Env]] = [made] * ENVS
     envs = ShardedEnv.split(factories, shards=2, hosts="inline")
     try:
         obs, _ = envs.reset(seed=1)
@@ -183,3 +185,81 @@ def test_late_work_on_a_dict_is_deferred(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fn", [from_infos, mixed])
 def test_what_is_about_all_rows_stays_whole(fn: Callable[..., Any], tmp_path: Path) -> None:
     assert "advances in" not in compiled(fn, tmp_path)
+
+
+def counted(policy: Any, optimizer: Any, envs: Any, buf: Any, obs: Any) -> Any:
+    """What is stored late depends on the dict itself, and on the types of its entries."""
+    obs = {k: torch.as_tensor(v) for k, v in obs.items()}
+    for t in range(STEPS):
+        with torch.no_grad():
+            action, value = policy.act(obs["place"].float(), obs["far"].float())
+            far = (obs["place"] * obs["place"] * 1.1).sum(1)
+        buf.place[t], buf.values[t] = obs["place"], value + len(obs)
+        obs, reward, _, _, _ = envs.step(action.numpy())
+        buf.rewards[t] = far + torch.as_tensor(reward)
+        obs = {k: torch.as_tensor(v) for k, v in obs.items()}
+    train(policy, optimizer, buf)
+    return obs
+
+
+def plain(policy: Any, optimizer: Any, envs: Any, buf: Any, obs: Any) -> Any:
+    """The same of an observation that is no dict."""
+    obs = torch.as_tensor(obs)
+    for t in range(STEPS):
+        with torch.no_grad():
+            action, value = policy.act(obs.float(), obs[:, :1].float())
+            far = (obs * obs * 1.1).sum(1)
+        buf.place[t], buf.values[t] = obs, value
+        obs, reward, _, _, _ = envs.step(action.numpy())
+        buf.rewards[t] = far + torch.as_tensor(reward)
+        obs = torch.as_tensor(obs)
+    train(policy, optimizer, buf)
+    return {"obs": obs}
+
+
+def more(obs: Any) -> Any:
+    return {**obs, "z": obs["far"] * 2}
+
+
+def less(obs: Any) -> Any:
+    return {k: v for k, v in obs.items() if k != "far"} | {"far": obs["far"]}
+
+
+def no_rows(obs: Any) -> Any:
+    return {**obs, "n": np.zeros(3, np.float32)}
+
+
+def wider(obs: Any) -> Any:
+    if not isinstance(obs, dict):
+        return np.asarray(obs).astype(np.float64) * 1.0000001
+    return {k: wider(v) for k, v in obs.items()}
+
+
+CHANGES = [(counted, c) for c in (more, less, no_rows, wider)] + [(plain, wider)]
+
+
+@pytest.mark.parametrize(("fn", "change"), CHANGES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("first", [0, 1], ids=["always", "later"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_first_observation_may_be_of_another_kind(
+    fn: Callable[..., Any], change: Callable[[Any], Any], first: int, groups: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "decision.json"
+    Decision(groups=groups, late="shadow", lanes="thread", defer=True).save(path)
+
+    def wrapped(run: Callable[..., Any]) -> Callable[..., Any]:
+        calls = iter(range(3))
+
+        def call(*args: Any) -> Any:
+            *others, obs = args
+            found = obs["obs"] if fn is plain and isinstance(obs, dict) else obs
+            return run(*others, change(found) if next(calls) >= first else found)
+
+        return call
+
+    made = Drift if fn is plain else Parts
+    run = rose_compiler.compile(fn, tune=path, numerics="bitwise")
+    eager, _ = trained(fn, lambda _: wrapped(fn), made)
+    mine, _ = trained(fn, lambda _: wrapped(run), made)
+    run.close()
+    assert all(torch.equal(a, b) for a, b in zip(eager, mine, strict=True))

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from rose_compiler.ir.ops import CONCAT, ROWS, SPLIT_ROWS
-from rose_compiler.runtime.buffers import concat, rows, snapshot, split_rows
+from rose_compiler.base.apart import Apart, by_trip
+from rose_compiler.ir.ops import CONCAT, JOIN_ROWS, ROWS, SPLIT_ROWS
+from rose_compiler.runtime.buffers import concat, join_rows, rows, snapshot, split_rows
 
 Pair = namedtuple("Pair", "a b")
 
@@ -97,3 +98,68 @@ def test_the_interpreter_does_the_same() -> None:
     parts = [ROWS(whole, 0, 1), ROWS(whole, 1, 4)]
     assert torch.equal(CONCAT(*parts)["place"], whole["place"])
     assert np.array_equal(SPLIT_ROWS(whole, parts)[1]["far"], whole["far"][1:])
+
+
+def test_dicts_with_other_keys_are_no_parts_of_one_batch() -> None:
+    for join in (concat, CONCAT):
+        for one in ({}, {"a": np.zeros(1), "b": np.zeros(1)}):
+            with pytest.raises(ValueError, match="different keys"):
+                join({"a": np.zeros(1)}, one)
+
+
+UNEQUAL = {
+    "dtype": [torch.zeros(2, 1), torch.ones(1, 1).double()],
+    "numpy dtype": [np.zeros((2, 1), np.float32), np.ones((1, 1))],
+    "tail": [torch.zeros(2, 1), torch.ones(1, 2)],
+    "type": [torch.zeros(2, 1), np.ones((1, 1), np.float32)],
+    "entry": [{"a": torch.zeros(2)}, {"a": torch.ones(1).double()}],
+    "more": [{"a": torch.zeros(2)}, {"a": torch.ones(1), "b": torch.ones(1)}],
+    "less": [{"a": torch.zeros(2), "b": torch.zeros(2)}, {"a": torch.ones(1)}],
+    "order": [
+        {"a": torch.zeros(2), "b": torch.zeros(2)},
+        {"b": torch.ones(1), "a": torch.ones(1)},
+    ],
+    "no rows": [
+        {"a": torch.zeros(2), "b": torch.zeros(3)},
+        {"a": torch.ones(1), "b": torch.ones(3)},
+    ],
+    "number": [{"a": torch.zeros(2), "b": 1}, {"a": torch.ones(1), "b": 2}],
+    "scalar": [torch.zeros(()), torch.ones(())],
+}
+
+
+@pytest.mark.parametrize("parts", UNEQUAL.values(), ids=UNEQUAL)
+def test_what_is_not_of_one_kind_stays_apart(parts: list[Any]) -> None:
+    for join, split in ((join_rows, split_rows), (JOIN_ROWS, SPLIT_ROWS)):
+        whole = join(parts)
+        assert isinstance(whole, Apart)
+        again = split(whole, parts)
+        assert repr(again) == repr(tuple(parts))
+        assert all(a is not b for a, b in zip(again, parts, strict=True))
+
+
+def test_equal_kinds_are_joined() -> None:
+    parts = [
+        {"a": torch.zeros(2), "b": np.zeros((2, 3))},
+        {"a": torch.ones(1), "b": np.ones((1, 3))},
+    ]
+    for join in (join_rows, JOIN_ROWS):
+        whole = join(parts)
+        assert whole["a"].tolist() == [0, 0, 1]
+        assert whole["b"].shape == (3, 3)
+
+
+def test_a_call_on_what_is_apart_is_made_trip_by_trip() -> None:
+    seen: list[Any] = []
+
+    def call(weight: Any, x: Any, y: Any) -> Any:
+        seen.append((weight, x["far"].tolist(), y.dtype, len(y)))
+        return y * 2, weight
+
+    joined = {"far": torch.arange(3.0)}
+    y = join_rows([torch.zeros(2), torch.ones(1).double()])
+    twice, weights = by_trip(call, (1, 2))(7, joined, y)
+    assert seen == [(7, [0.0, 1.0], torch.float32, 2), (7, [2.0], torch.float64, 1)]
+    assert [p.dtype for p in twice.parts] == [torch.float32, torch.float64]
+    assert weights.parts == (7, 7)
+    assert by_trip(call, (1, 2))(7, joined, torch.zeros(3))[1] == 7

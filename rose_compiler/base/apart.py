@@ -1,0 +1,102 @@
+"""Values of several trips that are no rows of one batch, and calls that take them trip by trip.
+
+Late work of all trips is computed in one call on their joined inputs. That is only the same where
+the inputs are of one kind: joining float32 and float64 would make float64 of both, and a dict with
+a key more than the others has no place for it. What a trip really hands over is seen at run time
+only, so this is what stands there for inputs that differ.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+class Apart:
+    """One value a trip, not joined: their keys, types, dtypes, devices or trailing shapes differ.
+
+    Args:
+        parts: the values in the order of the trips.
+    """
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = tuple(parts)
+
+
+def alike(items: Sequence[Any]) -> bool:
+    """Whether values are tensors or arrays of the same type, dtype, device and trailing shape, or
+    dicts of such under the same keys in the same order, with as many rows in all entries."""
+    first = items[0]
+    if any(type(item) is not type(first) for item in items):
+        return False
+    if type(first) is dict:
+        keys = list(first)
+        return (
+            bool(keys)
+            and all(list(item) == keys for item in items)
+            and all(alike([item[key] for item in items]) for key in keys)
+            and all(len({rows_in(entry) for entry in item.values()}) == 1 for item in items)
+        )
+    kind = _kind(first)
+    return kind is not None and all(_kind(item) == kind for item in items)
+
+
+def _kind(value: Any) -> tuple[Any, ...] | None:
+    """What joining must find equal of a tensor or array; ``None`` for one without rows and for
+    anything else."""
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", ())
+    if dtype is None or not shape:
+        return None
+    return (
+        dtype,
+        tuple(shape[1:]),
+        getattr(value, "device", None),
+        getattr(value, "requires_grad", False),
+    )
+
+
+def rows_in(value: Any) -> int:
+    """The rows of a batch: those of its first entry, if it is a dict."""
+    while isinstance(value, dict):
+        value = next(iter(value.values()))
+    return int(value.shape[0])
+
+
+def by_trip(function: Callable[..., Any], batched: Sequence[int]) -> Callable[..., Any]:
+    """``function``, which is called once a trip where an argument is :class:`Apart`.
+
+    What is joined among the arguments at the positions ``batched`` is cut again into the rows of
+    each trip; the others are the same on every trip. Results are then apart too, one by one where
+    there are several.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        given = next((a.parts for a in args if isinstance(a, Apart)), None)
+        if given is None:
+            return function(*args)
+        made, low = [], 0
+        for trip, part in enumerate(given):
+            high = low + rows_in(part)
+            made.append(
+                function(*(_of_trip(a, trip, low, high, k in batched) for k, a in enumerate(args)))
+            )
+            low = high
+        if isinstance(made[0], tuple):
+            return tuple(map(Apart, zip(*made, strict=True)))
+        return Apart(made)
+
+    return call
+
+
+def _of_trip(value: Any, trip: int, low: int, high: int, batched: bool) -> Any:
+    if isinstance(value, Apart):
+        return value.parts[trip]
+    if not batched:
+        return value
+    if isinstance(value, dict):
+        return {key: item[low:high] for key, item in value.items()}
+    return value[low:high]
