@@ -114,6 +114,26 @@ def test_without_its_state_there_is_one_clear_error() -> None:
             plain.echo(1)
 
 
+@pytest.mark.parametrize("kind", ["stateless", "recover", "neither"])
+def test_a_restart_ends_calls_under_way_and_keeps_what_was_answered(kind: str) -> None:
+    guarded = {} if kind == "neither" else {kind: True}
+    with hosted(Learner, **guarded) as far:  # type: ignore[arg-type]
+        far.rose_boundary()
+        far.echo(np.ones(5000))  # so that there is room for the next one's answer
+        answered = begin(far.echo, (np.ones(5000),))
+        under_way = begin(far.sleep, (30.0,))
+        while not answered.answered:
+            far._host._receive()
+        far.restart()
+        pid = far.pid
+        assert answered.result().tolist() == [1.0] * 5000
+        for _ in range(2):
+            with pytest.raises(HostDied):
+                under_way.result()
+        assert far.pid == pid
+        assert far.echo(2) == 2
+
+
 def test_ctrl_c_leaves_nothing_that_answers_half_restored() -> None:
     with hosted(Interrupted, recover=True) as far:
         far.publish({"w": np.full(1, 2.0)})

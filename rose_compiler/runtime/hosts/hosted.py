@@ -299,10 +299,14 @@ class Hosted:
         """Build the component anew, in a new host, with the version published last.
 
         For a component that has no state of its own, after its host died or ran out of time. What
-        calls under way would have answered is lost.
+        calls under way would have answered is lost: their results raise ``HostDied``.
         """
         if self._journal is not None:
             self._journal.forget()
+        self._end()
+        for pending in self._places:
+            if pending is not None:
+                pending.drop()
         self.rose_replace()
 
     def rose_replace(self) -> None:
@@ -310,8 +314,13 @@ class Hosted:
         published = self._published
         self._end()
         self._open()
-        if published is not None:
+        if published is None:
+            return
+        try:
             self._published = self._given(published)
+        except BaseException:
+            self._end()  # it may not answer without them
+            raise
 
     def _given(self, published: Published) -> Published:
         """Hand this host's component the parameters that another one was given."""

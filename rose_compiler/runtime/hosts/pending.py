@@ -75,13 +75,22 @@ class Pending:
         try:
             self.value = self._hosted._answer(self, self._ticket, self.place, timeout)
         except HostDied as error:
-            if self._hosted.rose_revived(error):
-                return  # a process that took over has answered
             self.error = error
+            self._hosted.rose_revived(error)  # a process that takes over answers: see `adopt`
         except Exception as error:  # the component's own, kept for who asks for the result
             self.error = error
         self.done = True
         self.held = None
+
+    def drop(self) -> None:
+        """Its host has ended: take the answer if it had come, else what ended the host."""
+        if self.done:
+            return
+        try:
+            self.value = self._hosted._answer(self, self._ticket, self.place, 0.0)
+        except Exception as error:  # as in `collect`, but nothing is repeated
+            self.error = error
+        self.done, self.held = True, None
 
     def result(self, timeout: float | None = None) -> Any:
         """The result; raises what the call raised, ``HostDied`` or ``HostTimeout``."""
