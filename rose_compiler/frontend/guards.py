@@ -15,6 +15,7 @@ from rose_compiler.frontend.components import is_simulator
 from rose_compiler.frontend.modules import Watched
 from rose_compiler.frontend.names import StateNames, memory_range
 from rose_compiler.frontend.scope import is_scalar
+from rose_compiler.frontend.sharing import Shared
 
 Check = Callable[[], str | None]
 
@@ -48,6 +49,7 @@ class Guards:
     tensors: list[tuple[str, torch.nn.Module, str, torch.Tensor]] = field(default_factory=list)
     getters: list[tuple[str, Callable[[Arguments], Any], Any]] = field(default_factory=list)
     sharing: dict[str, frozenset[str]] = field(default_factory=dict)
+    shared: Shared = field(default_factory=lambda: Shared(StateNames({})))
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """Sort the arguments of a call into values and states.
@@ -85,6 +87,8 @@ class Guards:
             changed = self.rebind(arguments)
             if changed is not None:
                 return changed
+        elif (changed := self.shared.changed(arguments.states)) is not None:
+            return changed
         for path, read, expected in self.getters:
             try:
                 found = read(arguments)
@@ -150,6 +154,7 @@ class Guards:
         self.objects = {root: id(value) for root, value in arguments.states.items()}
         self.captured.program.objects.update(arguments.states)
         names = StateNames(arguments.states)
+        self.shared.look(names)
         self.modules = [Watched(name, m) for name, m in names.modules.items()]
         self.tensors = [
             (f"{name}.{path}.{key}".replace("..", "."), inner, key, tensor)
@@ -168,7 +173,8 @@ def make_guards(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
     guards = Guards(captured, current_modes(), {}, {}, constant_arguments(captured))
     arguments = guards.bind(args, kwargs)
     guards.values = {name: describe(value) for name, value in arguments.values.items()}
-    guards.layout = layout_of(StateNames(arguments.states))
+    names = StateNames(arguments.states)
+    guards.layout, guards.shared = layout_of(names), Shared(names)
     guards.watch(arguments)
     guards.sharing = sharing(arguments)
     for path, expected in captured.session.folded.items():
@@ -246,6 +252,8 @@ def layout_of(names: StateNames) -> dict[str, tuple[Any, ...]]:
         made[name] = (*made.get(name, (high - low,)), others)
     for name in names.names.values():
         made.setdefault(name, ())
+    for path, links in names.links.items():
+        made[path] = (*made.get(path, ()), ("is", *sorted(links)))
     return made
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,9 @@ class StateNames:
         self.opaque: set[str] = set()  # what may hold more than was walked
         # a path to what has another name; true where it is an item of the container named so
         self.links: dict[str, dict[str, bool]] = {}
+        # where references hang: what reads one, its key, and the name of what is found there
+        self.slots: list[tuple[Callable[[Any], Any], Any, str]] = []
+        self.lengths: list[tuple[Any, str]] = []  # of containers that may grow
         self._items: set[tuple[str, int]] = set()
         self._schedulers: set[str] = set()
         self._inside: dict[int, tuple[str, str]] = {}  # submodules: the module named, and the path
@@ -106,6 +110,8 @@ class StateNames:
             self._schedulers.add(name)  # what it does to its optimizer is known: no link to it
         if not is_user_type(type(value)) and type(value).__module__ not in ("types", "argparse"):
             self.opaque.add(name)
+        own, read = getattr(value, "__dict__", {}), functools.partial(getattr, value)
+        self.slots += [(own.get if k in own else read, k, f"{name}.{k}") for k, _ in below]
         return [(f"{name}.{k}", _join(path, k), v) for k, v in below]
 
     def _container(
@@ -117,14 +123,19 @@ class StateNames:
         self._items |= {
             (name, id(v)) for v in (value.values() if isinstance(value, dict) else value)
         }
+        self.lengths.append((value, name))
         if not isinstance(value, dict):
+            if not isinstance(value, set | frozenset):
+                self.slots += [(value.__getitem__, k, name) for k in range(len(value))]
             return [(name, None, v) for v in list(value)]
-        return [
+        below: list[tuple[str, str | None, Any]] = [
             (f"{name}.{k}", _join(path, k), v)
             if isinstance(k, str) and k.isidentifier()
             else (name, None, v)
             for k, v in list(value.items())
         ]
+        self.slots += [(value.get, k, b[0]) for k, b in zip(list(value), below, strict=True)]
+        return below
 
     def _simulator(self, name: str, value: Any) -> None:
         self.opaque.add(name)
@@ -151,15 +162,15 @@ class StateNames:
                 if full is not None:
                     self.paths[id(inner)] = full
             prefix = f".{inner_path}" if inner_path else ""
+            self.slots += [(inner._modules.get, k, name) for k in inner._modules]
             for part, pool in (("params", inner._parameters), ("buffers", inner._buffers)):
                 for key, tensor in pool.items():
+                    self.slots.append((pool.get, key, f"{name}.{part}{prefix}.{key}"))
                     if tensor is not None:
                         self._leaf(f"{name}.{part}{prefix}.{key}", _join(full, key), tensor)
-            below += [
-                (f"{name}{prefix}.{k}", _join(full, k), v)
-                for k, v in vars(inner).items()
-                if k not in _MODULE_FIELDS
-            ]
+            own = {k: v for k, v in vars(inner).items() if k not in _MODULE_FIELDS}
+            self.slots += [(vars(inner).get, k, f"{name}{prefix}.{k}") for k in own]
+            below += [(f"{name}{prefix}.{k}", _join(full, k), v) for k, v in own.items()]
         return below
 
     def _link(self, name: str, other: str, *, item: bool = False) -> None:

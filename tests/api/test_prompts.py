@@ -181,3 +181,67 @@ def test_instructions_are_encoded_once_a_rollout(groups: int, tmp_path: Path) ->
 def test_what_changes_is_encoded_on_every_trip(fn: Callable[..., Any], tmp_path: Path) -> None:
     said = compiled(fn, tmp_path)
     assert "makes them once" not in said
+
+
+def seeing(policy: Any, optimizer: Any, envs: Any, buf: Any, obs: Any) -> Any:
+    """Instructions for later are made on every trip."""
+    for t in range(STEPS):
+        with torch.no_grad():
+            action, score = policy.act(obs, buf.tokens)
+        buf.obs[t], buf.actions[t], buf.scores[t] = obs, action, score
+        buf.seen[t] = (action.abs().sum(1, keepdim=True) * 10).long().expand(-1, 4) % 16
+        obs, reward, _, _, _ = envs.step(action.numpy())
+        buf.rewards[t] = torch.as_tensor(reward)
+        obs = torch.as_tensor(obs)
+    return obs
+
+
+def rebound(policy: Any, buf: Any) -> None:
+    buf.tokens = buf.seen[1]
+
+
+def pointed(policy: Any, buf: Any) -> None:
+    buf.tokens.data = buf.seen[1]
+
+
+def set_to(policy: Any, buf: Any) -> None:
+    buf.tokens.set_(buf.seen[1])
+
+
+def both_new(policy: Any, buf: Any) -> None:
+    buf.seen = torch.cat([buf.tokens[None]] * STEPS)
+    buf.tokens = buf.seen[1]
+
+
+def weights(policy: Any, buf: Any) -> None:
+    policy.encoder.mix.bias.data = buf.rewards[1][:8]
+
+
+@pytest.mark.parametrize("share", [rebound, pointed, set_to, both_new, weights])
+def test_memory_that_is_shared_later_is_read_on_every_trip(
+    share: Callable[[Any, Any], None], tmp_path: Path
+) -> None:
+    path = tmp_path / "decision.json"
+    Decision(groups=1, late="shadow", lanes="thread").save(path)
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        policy, buf = Policy(), Rollouts()
+        buf.seen = torch.zeros(STEPS, ENVS, 4, dtype=torch.int64)  # type: ignore[attr-defined]
+        run: Any = seeing
+        if compiled:
+            run = rose_compiler.compile(seeing, tune=path, numerics="bitwise")
+        envs = ShardedEnv.split([Drift] * ENVS, shards=2, hosts="inline")
+        obs = torch.as_tensor(envs.reset(seed=1)[0])
+        for call in range(4):
+            if call == 2:
+                if compiled:
+                    assert "makes them once" in run.explain(width=200)
+                share(policy, buf)
+            obs = run(policy, None, envs, buf, obs)
+        envs.close()
+        found.append([obs, *(v.clone() for v in vars(buf).values())])
+        if compiled:
+            assert "shares memory with" in run.explain(width=200)
+            run.close()
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

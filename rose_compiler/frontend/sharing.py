@@ -1,0 +1,159 @@
+"""Which states lie in the same memory, and a check before each call that it is still so.
+
+A program takes for granted what each name touches. Below one root an attribute may be bound anew,
+or a tensor may be pointed at other memory, without that any object the guards hold is another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from rose_compiler.frontend.names import StateNames, callable_only, memory_range
+from rose_compiler.frontend.scalar import is_scalar
+
+Relation = dict[str, frozenset[str]]
+_Read = Callable[[Any], Any]
+
+
+def relation_of(names: StateNames) -> Relation:
+    """For each name the other names that share a byte with it, or are the same object.
+
+    Names that share with nobody are left out.
+    """
+    found: dict[str, set[str]] = {}
+    open_: list[tuple[int, str]] = []  # ranges that reach behind where the sweep is
+    for low, high, name in sorted(names.memory):
+        open_ = [(end, other) for end, other in open_ if end > low]
+        for _, other in open_:
+            if other != name:
+                found.setdefault(name, set()).add(other)
+                found.setdefault(other, set()).add(name)
+        open_.append((high, name))
+    for path, links in names.links.items():
+        found.setdefault(path, set()).update(links)
+    return {name: frozenset(others) for name, others in found.items()}
+
+
+class Shared:
+    """The sharing that a program was captured with, and where its references hang.
+
+    Seeing the same objects in the same places again costs a comparison each. A tensor or array that
+    was put in the place of another is compared with the memory of the others; anything else new is
+    walked. Names that were not there at capture don't count: the program knows none of them.
+    """
+
+    def __init__(self, names: StateNames) -> None:
+        self.known = {*names.names.values(), *(name for *_, name in names.slots)}
+        self.relation = self._of_known(names)
+        self.look(names)
+
+    def look(self, names: StateNames) -> None:
+        """Take the places for how they are now."""
+        self._things: list[tuple[_Read, Any, Any]] = []
+        self._leaves: list[tuple[_Read, Any, int, int, Any, str]] = []
+        self._arrays: list[tuple[_Read, Any, np.ndarray, str]] = []
+        self._lengths = [(value, len(value)) for value, _ in names.lengths]
+        for read, key, name in names.slots:
+            value = read(key)
+            if isinstance(value, torch.Tensor):
+                self._leaves.append((read, key, *_mark(value), name))
+            elif isinstance(value, np.ndarray):
+                self._arrays.append((read, key, value, name))
+            elif value is None or not _plain(value):
+                self._things.append((read, key, value))
+        self._memory = list(names.memory)
+        relation = relation_of(names)
+        self._touched = {*relation, *(o for others in relation.values() for o in others)}
+
+    def changed(self, states: Mapping[str, Any]) -> str | None:
+        """What is shared now and was not at capture, or the other way round."""
+        if self._as_it_was():
+            return None
+        names = StateNames(dict(states))
+        found = self._of_known(names)
+        if found == self.relation:
+            self.look(names)
+            return None
+        for name in sorted({*found, *self.relation}):
+            now, before = (r.get(name, frozenset()) for r in (found, self.relation))
+            if now != before:
+                other = sorted(now ^ before)[0]
+                verb = "shares" if other in now else "no longer shares"
+                return f"{name} changed: it {verb} memory with {other}"
+        return None
+
+    def _as_it_was(self) -> bool:
+        moved: list[int] = []
+        try:
+            for read, key, thing in self._things:
+                if read(key) is not thing:
+                    return False
+            for read, key, array, _ in self._arrays:
+                if read(key) is not array:
+                    return False
+            for k, (read, key, identity, address, shape, _) in enumerate(self._leaves):
+                value = read(key)
+                same = id(value) == identity
+                if not same or (address and (value.data_ptr() != address or value.shape != shape)):
+                    moved.append(k)
+            for n, (container, length) in enumerate(self._lengths):
+                if len(container) != length and not self._grown(n):
+                    return False
+        except (LookupError, AttributeError, RuntimeError):
+            return False
+        return not moved or self._alone(moved)
+
+    def _grown(self, n: int) -> bool:
+        """Whether a container grew by nothing but numbers."""
+        container, length = self._lengths[n]
+        if not isinstance(container, list) or len(container) < length:
+            return False
+        if not all(map(_plain, container[length:])):
+            return False
+        self._lengths[n] = (container, len(container))
+        return True
+
+    def _alone(self, moved: list[int]) -> bool:
+        """Whether tensors that took the place of others share memory with nothing, as those did."""
+        fresh = []
+        elsewhere = {leaf[2] for k, leaf in enumerate(self._leaves) if k not in moved}
+        for k in moved:
+            read, key, *_, name = self._leaves[k]
+            value = read(key)
+            found = memory_range(value) if isinstance(value, torch.Tensor) else None
+            if found is None or name in self._touched or id(value) in elsewhere:
+                return False
+            elsewhere.add(id(value))
+            fresh.append((k, (read, key, *_mark(value), name), (*found, name)))
+        gone = {name for *_, (_, _, name) in fresh}
+        memory = [m for m in self._memory if m[2] not in gone]
+        if len(memory) + len(fresh) != len(self._memory):
+            return False  # several lie under one name
+        for _, _, (low, high, name) in fresh:
+            if any(a < high and low < b for a, b, other in memory if other != name):
+                return False
+            memory.append((low, high, name))
+        for k, leaf, _ in fresh:
+            self._leaves[k] = leaf
+        self._memory = memory
+        return True
+
+    def _of_known(self, names: StateNames) -> Relation:
+        found = relation_of(names)
+        kept = {name: o & self.known for name, o in found.items() if name in self.known}
+        return {name: others for name, others in kept.items() if others}
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, np.generic) or is_scalar(value) or callable_only(value)
+
+
+def _mark(tensor: torch.Tensor) -> tuple[int, int, Any]:
+    """What is compared of a tensor: itself, where it starts, and its shape; an address of 0 where
+    it has no memory of its own."""
+    place = 0 if memory_range(tensor) is None else tensor.data_ptr()
+    return id(tensor), place, tensor.shape
