@@ -8,6 +8,7 @@ those.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,9 +44,28 @@ def allowed(of: Recurrence, rank: int) -> bool:
     return rank > 0 or not (of.inplace or any(i.function == "where" for i in of.items))
 
 
+def meets_tensors(values: Sequence[Any]) -> bool:
+    """Whether there are tensors among values that were arrays when the loop was captured."""
+    return any(isinstance(v, torch.Tensor) for v in values)
+
+
 def strict() -> bool:
     """Whether numpy is to raise at overflow and the like, or to call somebody."""
-    return any(does not in ("warn", "ignore") for does in np.geterr().values())
+    does = np.geterr().values()
+    if any(d not in ("warn", "ignore") for d in does):
+        return True
+    return "warn" in does and _warning_raises()
+
+
+def _warning_raises() -> bool:
+    """Whether a filter may turn numpy's warnings into errors."""
+    for action, message, category, module, line in warnings.filters:
+        if issubclass(RuntimeWarning, category):
+            if action == "error":
+                return True
+            if message is None and module is None and not line:
+                return False  # it comes before all others
+    return False
 
 
 def call(function: str, args: Sequence[Any]) -> Any:

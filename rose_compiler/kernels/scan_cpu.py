@@ -68,7 +68,7 @@ def run(given: Given) -> tuple[torch.Tensor, ...]:
     changed = [given.inputs[s.source] for s in given.of.stores]
     changed += [given.handed[j] for j in given.of.inplace]
     increment_version([t for t in changed if not t.is_inference()])
-    return made
+    return given.finals(made)
 
 
 class _Run:
@@ -94,7 +94,7 @@ class _Run:
         self.carry: list[Array] = [c.detach().numpy() for c in given.carried]
         self.value: dict[int, Array] = {}
 
-    def run(self) -> tuple[torch.Tensor, ...]:
+    def run(self) -> tuple[torch.Tensor | None, ...]:
         low, high = min(self.of.trips), max(self.of.trips) + 1
         starts = range(low, high, self.length)
         try:
@@ -146,11 +146,9 @@ class _Run:
         whole = self.shifted[j][: count + 1]
         return whole[1:] if self.forward else whole[:-1]
 
-    def _final(self, j: int) -> torch.Tensor:
-        item = self.of.items[self.of.following[j]]
-        if item.kind == "row":  # as in the loop, what it handed on last is that row itself
-            found: torch.Tensor = self.given.inputs[item.source][self.of.trips[-1] + item.offset]
-            return found
+    def _final(self, j: int) -> torch.Tensor | None:
+        if self.given.is_row(j):
+            return None
         if j in self.of.inplace:
             self.given.carried[j].detach().numpy()[...] = self.carry[j]
             return self.given.handed[j]

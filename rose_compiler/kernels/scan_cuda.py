@@ -22,7 +22,8 @@ def run(given: Given) -> tuple[Tensor, ...]:
     A chain is folded to ``a * x + b`` first, so the last bits are not those of the loop.
     """
     with torch.no_grad():
-        return _Run(given).run()
+        made = _Run(given).run()
+    return given.finals(made)
 
 
 class _Run:
@@ -33,7 +34,7 @@ class _Run:
         self.forward = given.of.step > 0
         self.value: dict[int, Any] = dict(given.fixed)
 
-    def run(self) -> tuple[Tensor, ...]:
+    def run(self) -> tuple[Tensor | None, ...]:
         of, value = self.of, self.value
         for k, item in enumerate(of.items):
             if item.kind == "row":
@@ -69,12 +70,10 @@ class _Run:
                 whole = (first, after[:-1]) if self.forward else (after[1:], first)
                 self.value[k] = torch.cat(whole)
 
-    def _final(self, j: int) -> Tensor:
+    def _final(self, j: int) -> Tensor | None:
         last = self.of.following[j]
-        item = self.of.items[last]
-        if item.kind == "row":
-            found: Tensor = self.given.inputs[item.source][self.of.trips[-1] + item.offset]
-            return found
+        if self.given.is_row(j):
+            return None
         made: Tensor = self.value[last][-1 if self.forward else 0]
         if j in self.of.inplace:
             self.given.carried[j].copy_(made)

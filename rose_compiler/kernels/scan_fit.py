@@ -103,6 +103,20 @@ class Given:
         """Elements of a row."""
         return math.prod(self.fit.shape)
 
+    def finals(self, made: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
+        """Final carried values; in place of None the row that was handed on last. Not to be called
+        under ``no_grad``, unless the loop is: views that are made there can't be changed later."""
+        return tuple(self._row(j) if m is None else m for j, m in enumerate(made))
+
+    def is_row(self, j: int) -> bool:
+        """Whether a carried value is a row in the end, which is then handed on itself."""
+        return self.of.items[self.of.following[j]].kind == "row"
+
+    def _row(self, j: int) -> torch.Tensor:
+        item = self.of.items[self.of.following[j]]
+        row: torch.Tensor = self.inputs[item.source][self.of.trips[-1] + item.offset]
+        return row
+
     def made_shape(self, j: int) -> tuple[int, ...]:
         """The shape of a carried value behind all trips."""
         return (1,) * self.fit.axes[j] + self.fit.shape
@@ -125,7 +139,7 @@ def fit(
     inputs = tuple(resolve(i, args) for i in of.inputs)
     began = tuple(args[: of.handed])
     if of.arrays:
-        if scan_arrays.strict():
+        if scan_arrays.strict() or scan_arrays.meets_tensors((*inputs, *began)):
             return None
         inputs, began = (tuple(map(scan_arrays.seen, v)) for v in (inputs, began))
     if any(type(inputs[k]) is not int or inputs[k] != number for k, number in of.assumed):
@@ -137,7 +151,8 @@ def fit(
         return None
     handed = seeds if behind is not None else (*began, *seeds)
     makes = tuple(map(make_of, inputs)), tuple(map(make_of, handed))
-    key = (of, *makes, torch.is_grad_enabled(), behind and (behind.dtype, behind.fit.axes))
+    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    key = (of, *makes, modes, behind and (behind.dtype, behind.fit.axes))
     if key in _fits:
         found = _fits[key]
     else:
@@ -182,7 +197,7 @@ def make_of(value: Any) -> _Make:
         return (type(value), value.layout)
     return (
         *(type(value), value.dtype, value.device, value.shape, value.stride()),
-        *(value.requires_grad, value.is_neg()),
+        *(value.requires_grad, value.is_neg(), value.is_inference()),
     )
 
 
@@ -224,6 +239,8 @@ def _found(
     changed += [handed[j] for j in of.inplace if behind is None]
     if not all(map(plain, changed)):
         return None
+    if not torch.is_inference_mode_enabled() and any(c.is_inference() for c in changed):
+        return None  # torch refuses, as soon as the first trip does
     order = _arranged(of)
     for k in order.invariant:
         item = of.items[k]

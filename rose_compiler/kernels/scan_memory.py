@@ -65,6 +65,11 @@ def reach_of(value: Any) -> int:
 
 
 def plain(value: torch.Tensor) -> bool:
-    """Whether each element has a place of its own."""
-    shared = any(s == 0 and n > 1 for n, s in zip(value.shape, value.stride(), strict=True))
-    return not shared
+    """Whether each element has a place of its own: each axis steps over all that axes of smaller
+    steps reach. Some layouts of which that is true as well are taken for shared."""
+    last = 0
+    for step, n in sorted((s, n) for n, s in zip(value.shape, value.stride(), strict=True)):
+        if n > 1 and step <= last:
+            return False
+        last += (n - 1) * step
+    return True

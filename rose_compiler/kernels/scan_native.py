@@ -196,9 +196,8 @@ def together(
             tell(Built(name, seconds, why))
 
     if kernel.ready(say):
-        with torch.no_grad():
-            if not kernel.proven:
-                return _proven(parts, kernel, slow, say)
+        if not kernel.proven:
+            return _proven(parts, kernel, slow, say)
         call = partial(kernel.call, size=parts[0].shape_size)
         if len(_plans) >= MOST:
             _plans.clear()
@@ -269,7 +268,8 @@ def _proven(
     count = parts[0].of.tried(size)
     buffers = {_place(b): b for g in parts for s in g.of.stores for b in (g.inputs[s.source],)}
     into = {k: _columns_of(b, count).clone() for k, b in buffers.items()}
-    native_made = _tried(parts, kernel, into, count)
+    with torch.no_grad():
+        native_made = _tried(parts, kernel, into, count)
     made = slow()
     assert kernel.build is not None
     pairs = [(_columns_of(buffers[k], count), again) for k, again in into.items()]

@@ -49,7 +49,7 @@ class Plan:
         self.makes = [make_of(v) for v in values]
         self.handed = [make_of(c) for c in first.handed[: first.of.handed]]
         self.tensors = [k for k, v in enumerate(values) if isinstance(v, torch.Tensor)]
-        self.grad = torch.is_grad_enabled()
+        self.modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         self.assumed = sorted(
             {(at[k], n) for g, at in zip(parts, self.at, strict=True) for k, n in g.of.assumed}
         )
@@ -106,12 +106,12 @@ class Plan:
         values = [resolve(one, args) for one in self.inputs]
         handed = list(args[: len(self.handed)])
         if self.of.arrays:
-            if scan_arrays.strict():
+            if scan_arrays.strict() or scan_arrays.meets_tensors((*values, *handed)):
                 return None
             values, handed = [list(map(scan_arrays.seen, v)) for v in (values, handed)]
         if list(map(make_of, values)) != self.makes or list(map(make_of, handed)) != self.handed:
             return None
-        if torch.is_grad_enabled() is not self.grad:
+        if (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) != self.modes:
             return None
         if any(values[u] != number for u, number in self.assumed):
             return None
@@ -175,7 +175,11 @@ class Plan:
                 changed = [values[u] for u in self.stored]
                 # autograd's check for changed tensors does not see C write
                 increment_version([t for t in changed if not t.is_inference()])
-            return tuple(self._final(j, values, handed, made) for j in range(len(made)))
+            finals = [self._final(j, handed, made) for j in range(len(made))]
+        # as in the loop, under its modes: views that are made without gradients can't be changed
+        # later where there are some
+        rows = [at and values[at[0]][at[1]] for at in self.handed_on]
+        return tuple(f if r is None else r for f, r in zip(finals, rows, strict=True))
 
     def _fixed(self, steps: list[tuple[int, str, Any]], values: list[Any]) -> dict[int, Any]:
         fixed: dict[int, Any] = {}
@@ -199,10 +203,7 @@ class Plan:
             return None
         return self.at[-1][item.source], of.trips[-1] + item.offset
 
-    def _final(self, j: int, values: list[Any], handed: list[Any], made: list[Any]) -> Any:
-        row = self.handed_on[j]
-        if row is not None:  # as in the loop, what it handed on last is that row itself
-            return values[row[0]][row[1]]
+    def _final(self, j: int, handed: list[Any], made: list[Any]) -> Any:
         if j in self.of.inplace:
             handed[j].copy_(made[j].view(handed[j].shape))
             return handed[j]

@@ -3,6 +3,7 @@ one."""
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor
 
 import rose_compiler
 from rose_compiler.base.decision import Decision
+from rose_compiler.kernels import native, scan_arrays, scan_native
+from rose_compiler.kernels.scan_memory import plain
 
 T = 12
 
@@ -242,3 +245,171 @@ def test_tensors_of_zeros_and_ones(fn: Any, scanned: bool, run: Any) -> None:
     fast = run(fn)
     check(fn, fast)
     assert ("scan [scan]" in fast.explain()) is scanned, fast.explain()
+
+
+# -- modes and memory
+
+
+def running(buf: Any, k: Any, value: Tensor) -> Any:
+    total = torch.zeros_like(value)
+    for t in range(T):
+        total = total * k.g + buf.r[t]
+        buf.out[t] = total
+    return total
+
+
+def in_place(buf: Any, k: Any, value: Tensor) -> Any:
+    for t in range(T):
+        value += buf.r[t]
+        buf.out[t] = value
+    return value
+
+
+def backward(buf: Any, k: Any, value: Tensor) -> Any:
+    total = value
+    following = value
+    for t in range(T - 1, -1, -1):
+        total = total * k.g + following
+        buf.out[t] = total + buf.r[t]
+        following = buf.v[t]
+    return total, following
+
+
+@pytest.fixture(params=["numpy", "c"])
+def form(request: Any, monkeypatch: Any) -> str:
+    """Recurrences run in numpy, or in C from the second time that they run."""
+    if request.param == "c":
+        if native.compiler() is None:
+            pytest.skip("no C compiler")
+        monkeypatch.setattr(scan_native, "AFTER_S", -1.0)
+        poll = native.Build.poll
+        monkeypatch.setattr(native.Build, "poll", lambda self, wait=0.0: poll(self, 60.0))
+    found: str = request.param
+    return found
+
+
+def warm(fn: Any, fast: Any, made: Any = world) -> None:
+    """Calls until whatever is compiled is used."""
+    for seed in range(5):
+        fast(*made(seed))
+    assert "scan [scan]" in fast.explain(), fast.explain()
+
+
+def test_a_row_that_is_handed_on_can_be_changed(form: str, run: Any) -> None:
+    """It is a view that was made with gradients, as the loop's."""
+    fast = run(backward)
+    weight = torch.ones(5, requires_grad=True)
+    for seed in range(5):
+        grads = []
+        for call in (backward, fast):
+            _, row = call(*world(seed))
+            row.mul_(weight)
+            assert row.requires_grad
+            grads.append(torch.autograd.grad(row.sum(), weight)[0])
+        assert torch.equal(*grads)
+    assert "scan [scan]" in fast.explain()
+
+
+@pytest.mark.parametrize("fn", [running, in_place], ids=lambda f: f.__name__)
+def test_inference_tensors_are_changed_in_that_mode_alone(fn: Any, form: str, run: Any) -> None:
+    fast = run(fn)
+    warm(fn, fast)
+
+    def given() -> Any:
+        args = world(1)
+        with torch.inference_mode():
+            args[0].out = args[0].out.clone()
+            return args[0], args[1], args[2].clone()
+
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match=r"[Ii]nplace update to inference tensor"):
+            fast(*given())
+        a, b = given(), given()
+        with torch.inference_mode():
+            found, expected = fast(*a), fn(*b)
+        assert found.is_inference() is expected.is_inference() is True
+        assert torch.equal(found, expected)
+        assert torch.equal(a[0].out, b[0].out)
+
+
+def test_rows_that_share_elements_are_stored_in_order(form: str, run: Any) -> None:
+    fast = run(backward)
+    warm(backward, fast)
+    for seed in range(3):
+        pairs = []
+        for call in (backward, fast):
+            args = world(seed)
+            memory = torch.zeros(T + 5)
+            args[0].out = memory.as_strided((T, 5), (1, 1))
+            call(*args)
+            pairs.append(memory)
+        assert torch.equal(*pairs)
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "own"),
+    [
+        ((4, 3), (3, 1), True),
+        ((4, 3), (1, 4), True),
+        ((4, 3), (6, 2), True),
+        ((4, 1), (1, 1), True),
+        ((4, 3), (1, 1), False),
+        ((4, 3), (2, 1), False),
+        ((4, 3), (0, 1), False),
+        ((4, 3), (1, 2), False),
+    ],
+)
+def test_elements_with_places_of_their_own(shape: Any, stride: Any, own: bool) -> None:
+    assert plain(torch.zeros(24).as_strided(shape, stride)) is own
+
+
+# -- arrays of numpy
+
+
+def arrays(seed: int) -> tuple[Any, ...]:
+    buf, k, value = world(seed)
+    buf.r, buf.out = buf.r.numpy(), buf.out.numpy()
+    return buf, k, value.numpy()
+
+
+def in_numpy(buf: Any, k: Any, value: Any) -> Any:
+    total = value
+    for t in range(T):
+        total = total * k.g + buf.r[t]
+        buf.out[t] = total
+    return total
+
+
+def from_buffers(buf: Any, k: Any, value: Any) -> Any:
+    total: Any = 0.0
+    for t in range(T):
+        total = total * k.g + buf.r[t]
+        buf.out[t] = total
+    return total
+
+
+@pytest.mark.skipif(not scan_arrays.SUPPORTED, reason="needs numpy 2")
+def test_tensors_instead_of_arrays_make_tensors(form: str, run: Any) -> None:
+    """A buffer that is replaced below an object is not seen by guards."""
+    fast = run(from_buffers)
+    warm(from_buffers, fast, arrays)
+    for made in (arrays, world, arrays):
+        args, again = made(7), arrays(7)
+        for name, array in vars(made(7)[0]).items():
+            setattr(again[0], name, array)
+        found, expected = fast(*again), from_buffers(*args[:2], again[2])
+        assert type(found) is type(expected)
+        assert bits(found) == bits(expected)
+
+
+@pytest.mark.skipif(not scan_arrays.SUPPORTED, reason="needs numpy 2")
+def test_warnings_that_are_errors_are_raised(form: str, run: Any) -> None:
+    fast = run(in_numpy)
+    warm(in_numpy, fast, arrays)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            buf, k, value = arrays(1)
+            buf.r[:] = 3e38
+            with pytest.raises(RuntimeWarning, match="overflow"):
+                fast(buf, k, value)
