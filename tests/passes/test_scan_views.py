@@ -390,16 +390,17 @@ def from_buffers(buf: Any, k: Any, value: Any) -> Any:
 
 @pytest.mark.skipif(not scan_arrays.SUPPORTED, reason="needs numpy 2")
 def test_tensors_instead_of_arrays_make_tensors(form: str, run: Any) -> None:
-    """A buffer that is replaced below an object is not seen by guards."""
+    """A buffer that is replaced below the object of before is not seen by guards."""
     fast = run(from_buffers)
-    warm(from_buffers, fast, arrays)
-    for made in (arrays, world, arrays):
-        args, again = made(7), arrays(7)
-        for name, array in vars(made(7)[0]).items():
-            setattr(again[0], name, array)
-        found, expected = fast(*again), from_buffers(*args[:2], again[2])
+    args, again = arrays(7), arrays(7)
+    for made in (*[arrays] * 5, world, arrays, world):
+        for (buf, *_), new in ((args, made(7)[0]), (again, made(7)[0])):
+            vars(buf).update(vars(new))
+        found, expected = fast(*again), from_buffers(*args)
         assert type(found) is type(expected)
         assert bits(found) == bits(expected)
+        assert bits(again[0].out) == bits(args[0].out)
+    assert "scan [scan]" in fast.explain()
 
 
 @pytest.mark.skipif(not scan_arrays.SUPPORTED, reason="needs numpy 2")
