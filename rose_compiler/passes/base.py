@@ -15,7 +15,9 @@ import torch.fx as fx
 
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.remarks import Blocker
+from rose_compiler.ir import bodies
 from rose_compiler.ir.losses import Loss
+from rose_compiler.ir.ops import BRANCH, LOOP
 from rose_compiler.ir.program import LoopView, Program, is_call, op_of
 from rose_compiler.ir.rewriter import Rewriter
 
@@ -103,3 +105,16 @@ TRIVIAL = frozenset({"append", "draw_noise", "randn", "rows", "shard", "snapshot
 def is_work(node: fx.Node) -> bool:
     """Whether a node is an operation of the coordinator that takes time."""
     return is_call(node) and op_of(node).kind != "step" and op_of(node).name not in TRIVIAL
+
+
+def raising(node: fx.Node) -> fx.Node | None:
+    """The first operation that may raise: the node itself, or one in the bodies of a loop or a
+    branch. An iterator's next item is one too, which stands for the loop over it."""
+    if not is_call(node):
+        return None
+    if not (is_call(node, LOOP) or is_call(node, BRANCH)):
+        return node if op_of(node).signature.may_raise else None
+    if is_call(node, LOOP) and LoopView(node).facts.kind == "iter":
+        return node
+    inside = (raising(n) for graph in bodies.graphs_of(node) for n in graph.nodes)
+    return next((n for n in inside if n is not None), None)

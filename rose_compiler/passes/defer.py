@@ -30,7 +30,7 @@ from rose_compiler.ir.program import (
 )
 from rose_compiler.ir.recorded import records
 from rose_compiler.ir.rewriter import Rewriter
-from rose_compiler.passes.base import Pass, PassContext, context_of
+from rose_compiler.passes.base import Pass, PassContext, context_of, raising
 from rose_compiler.passes.fission import Fission, Splitter, batch_rows, rows_known, values_of_trip
 from rose_compiler.passes.probing import ask
 from rose_compiler.passes.recurrence import is_step, items, result_name, value_graph
@@ -88,11 +88,17 @@ class Defer(Pass):
             return Blocker("trip-count-unknown", f"{loop.label} makes any number of trips")
         if trips < 2:
             return Blocker("single-trip", f"{loop.label} makes {trips} trip")
-        if not context.run_ahead and op_of(node).signature.may_raise:
-            return Blocker("may-raise", f"{title(node)} may raise, and run_ahead=False holds")
         leaving = _closure(loop, node)
         if isinstance(leaving, Blocker):
             return leaving
+        if not context.run_ahead and any(map(raising, leaving)):
+            first = next(n for n in map(raising, leaving) if n is not None)
+            return Blocker(
+                "may-raise",
+                f"{title(first)} may raise, and run_ahead=False begins no trip before it is over",
+                "run_ahead=True",
+                where=tuple(w for w in (place(first),) if w is not None),
+            )
         batched = _chained(leaving, node, loop)
         for reason in (
             _held(loop, leaving, batched, deps),

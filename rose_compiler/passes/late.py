@@ -20,7 +20,7 @@ from rose_compiler.ir.deps import Dependences, Edge, place, title, why
 from rose_compiler.ir.facts import Slot
 from rose_compiler.ir.program import LoopView, is_call, is_item, op_of
 from rose_compiler.ir.rewriter import Rewriter
-from rose_compiler.passes.base import Pass, PassContext, context_of, is_work
+from rose_compiler.passes.base import Pass, PassContext, context_of, is_work, raising
 from rose_compiler.passes.borrowed import borrowed_edge, lends, own, why_not_copied
 from rose_compiler.passes.lanes import lane_of
 from rose_compiler.passes.modulo import Modulo, later_stage, schedule
@@ -242,11 +242,11 @@ def _raises(
 ) -> Blocker | None:
     for node in nodes:
         late = stage[node] or node not in steps
-        if late and is_call(node) and op_of(node).signature.may_raise:
+        if late and (first := raising(node)) is not None:
             return Blocker(
                 "may-raise",
-                f"{title(node)} may raise, and run_ahead=False starts no step before it is over",
+                f"{title(first)} may raise, and run_ahead=False starts no step before it is over",
                 "run_ahead=True",
-                where=_places([node]),
+                where=_places([first]),
             )
     return None

@@ -22,9 +22,9 @@ from rose_compiler.ir.deps import Dependences, Edge, place, title
 from rose_compiler.ir.edges import takes_part
 from rose_compiler.ir.facts import Slot
 from rose_compiler.ir.keys import loops_by_key
-from rose_compiler.ir.program import LoopView, Program, is_call, is_hosted, is_item, op_of
+from rose_compiler.ir.program import LoopView, Program, is_hosted, is_item
 from rose_compiler.ir.rewriter import Rewriter
-from rose_compiler.passes.base import Pass, PassContext, context_of
+from rose_compiler.passes.base import Pass, PassContext, context_of, raising
 from rose_compiler.passes.hosts import component
 from rose_compiler.passes.iterative import (
     COORDINATOR,
@@ -281,12 +281,12 @@ def _one_at_a_time(
     if context.run_ahead:
         return None
     for node in nodes:
-        if is_call(node) and op_of(node).signature.may_raise:
+        if (first := raising(node)) is not None:
             return Blocker(
                 "may-raise",
-                f"{title(node)} may raise, and run_ahead=False begins no trip before it is over",
+                f"{title(first)} may raise, and run_ahead=False begins no trip before it is over",
                 "run_ahead=True",
-                where=tuple(w for w in (place(node),) if w is not None),
+                where=tuple(w for w in (place(first),) if w is not None),
             )
     return None
 

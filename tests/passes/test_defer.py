@@ -142,6 +142,16 @@ REFUSED = {
 }
 
 
+def test_no_store_behind_the_loop_may_raise_without_run_ahead() -> None:
+    """Trip one's store would come behind the steps of all others."""
+    program = typed(TEXT)
+    history = PassManager([Defer()], verify=2).run(program, replace(CONTEXT, run_ahead=False))
+    assert [r.code for r in history.remarks.missed()] == ["may-raise"]
+    calm = TEXT.replace('writes=["buf.values[t]"], ', 'writes=["buf.values[t]"], may_raise=False, ')
+    history = PassManager([Defer()], verify=2).run(typed(calm), replace(CONTEXT, run_ahead=False))
+    assert list(history.remarks.missed()) == []
+
+
 @pytest.mark.parametrize("code", REFUSED)
 def test_refused(code: str) -> None:
     changes, context = REFUSED[code]

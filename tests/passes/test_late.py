@@ -113,6 +113,18 @@ def test_refused(blocked, code: str) -> None:
     assert blocked(text, LateWork(), context) == [code]
 
 
+@pytest.mark.parametrize("nested", ["for k in trips(0, 2, 1):", "if T:"])
+def test_run_ahead_false_looks_into_what_is_nested(blocked, nested: str) -> None:
+    """The operation that may raise is in the body of a loop or a branch, which say nothing."""
+    about = replace(CONTEXT, run_ahead=False)
+    calm = TEXT.replace("@op(", "@op(may_raise=False, ")
+    line = "        note(log, reward, infos)\n"
+    text = calm.replace(line, f"        {nested}\n            note(log, reward, infos)\n")
+    assert PassManager([LateWork()], verify=2).run(parse(text), about).remarks.applied()
+    op = '@op(may_raise=False, reads=["log"]'
+    assert blocked(text.replace(op, '@op(reads=["log"]'), LateWork(), about) == ["may-raise"]
+
+
 def _placed(text: str) -> dict[str, facts.Slot]:
     program = parse(text)
     PassManager([LateWork()], verify=2).run(program, CONTEXT)

@@ -150,3 +150,18 @@ def test_nothing_runs_ahead_of_what_may_raise_where_that_is_asked_for() -> None:
     about = replace(context(), run_ahead=False)
     _, history = run(TEXT, about)
     assert [r.code for r in history.remarks.missed()] == ["may-raise"]
+
+
+@pytest.mark.parametrize("nested", ["for k in trips(0, 2, 1):", "if x0:"])
+def test_what_may_raise_in_a_nested_body_is_seen_too(nested: str) -> None:
+    calm = TEXT.replace("@op(", "@op(may_raise=False, ")
+    line = "        note(log, large)\n"
+    text = calm.replace("        note(log, small)\n", "").replace(
+        line, f"        {nested}\n            note(log, large)\n"
+    )
+    for loud, codes in ((False, []), (True, ["may-raise"])):
+        if loud:
+            op = '@op(may_raise=False, kind="component"'
+            text = text.replace(op, '@op(kind="component"')
+        _, history = run(text, replace(context(text), run_ahead=False))
+        assert [r.code for r in history.remarks.missed()] == codes
