@@ -74,10 +74,12 @@ class Specialization:
         return Trips(self.trip_unit, self.spans, arguments.states, runtime).root(program, inputs)
 
     def release(self) -> None:
-        """Take back the quotas in force."""
+        """Take back the quotas in force, and let go what would bring components back."""
         for each in (*self._trips.values(), *([self._whole] if self._whole else [])):
             each.cores.release()
             each.processes.release()
+            for component in each.hosts():
+                component.rose_released()
 
     @property
     def unit(self) -> Unit:

@@ -15,7 +15,7 @@ from host_parts import Counter, Interrupted, Learner, Stubborn, Tuner
 
 import rose_compiler
 from rose_compiler.base.errors import HostDied
-from rose_compiler.runtime.hosts import moving
+from rose_compiler.runtime.hosts import moving, reviving
 from rose_compiler.runtime.hosts.hosted import Hosted
 from rose_compiler.runtime.hosts.making import hosted
 from rose_compiler.runtime.hosts.pending import begin
@@ -173,6 +173,109 @@ def test_taking_the_state_costs_next_to_nothing_of_short_iterations() -> None:
         assert far._count == sent + 3
         killed(far)
         assert far.add(np.ones(3)).tolist() == [4.0] * 3
+
+
+def test_what_is_kept_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reviving, "CALLS", 6)
+    with hosted(Counter, recover=True) as far:
+        far.rose_boundary()
+        for _ in range(4):  # near the bound the state is taken, whatever that costs
+            for _ in range(4):
+                far.add(np.ones(3))
+            far.rose_boundary()
+        assert far._journal is not None
+        assert far._journal._entries == []
+        assert not far.rose_remarks
+        for _ in range(20):  # outside of any compiled loop
+            far.add(np.ones(3))
+            assert len(far._journal._entries) <= 6
+        (remark,) = far.rose_remarks
+        assert "can't be brought back before the next iteration" in remark.why
+        far.rose_boundary()
+        far.add(np.ones(3))
+        killed(far)
+        assert far.add(np.zeros(3)).tolist() == [37.0] * 3
+        for _ in range(20):
+            far.add(np.zeros(3))
+        assert [each.code for each in far.rose_remarks] == ["hosted-elsewhere", "revived"]
+        killed(far)
+        for again in (lambda: far.add(np.ones(3)), far.rose_boundary):
+            with pytest.raises(HostDied) as caught:
+                again()
+            assert "than is kept, 6 calls" in caught.value.__notes__[0]
+
+
+def test_bytes_are_bounded_too_and_parameters_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reviving, "BYTES", 1 << 20)
+    with hosted(Counter, recover=True) as far:
+        far.rose_boundary()
+        for value in range(100):  # superseded before any call had them
+            far.publish({"w": np.full(20_000, float(value))})
+        far.add(np.ones(3))
+        assert not far.rose_remarks
+        killed(far)
+        assert far.add(np.ones(3)).tolist() == [198.0] * 3
+        assert (far.version, far.replied) == (100, 100)
+        for value in range(9):
+            far.publish({"w": np.full(20_000, float(value))})
+            far.add(np.ones(3))
+        assert [each.code for each in far.rose_remarks] == ["revived", "hosted-elsewhere"]
+
+
+def test_answers_are_not_kept_with_what_is_repeated() -> None:
+    with hosted(Counter, recover=True) as far:
+        far.rose_boundary()
+        for value in range(6):
+            far.publish({"w": np.full(1, float(value))})
+            far.publish({"w": np.full(1, float(value))})
+            far.add(np.ones(3))
+        assert far._journal is not None
+        kept = [each for each in far._journal._entries if each.pending is not None]
+        assert len(kept) == 1
+        killed(far)
+        assert far.add(np.zeros(3)).tolist() == [15.0] * 3
+
+
+def test_a_function_that_is_closed_keeps_nothing(tmp_path: Path) -> None:
+    with hosted(Counter, recover=True) as far:
+        step = rose_compiler.compile(iteration, tune=False)
+        for k in range(3):
+            step(far, np.full(3, float(k)), [])
+        assert far._journal is not None
+        assert far._journal._started
+        step.close()
+        assert not far._journal._started
+        far.add(np.ones(3))
+        assert far._journal._entries == []
+        step(far, np.ones(3), [])  # which may be called again
+        killed(far)
+        step(far, np.ones(3), [])
+        assert far.add(np.zeros(3)).tolist() == [6.0] * 3
+        step.close()
+
+
+@pytest.mark.parametrize("kind", ["stateless", "recover"])
+def test_parameters_find_a_process_that_died_idle(kind: str) -> None:
+    with hosted(Counter, **{kind: True}) as far:  # type: ignore[arg-type]
+        far.rose_boundary()
+        far.add(np.ones(3))
+        killed(far)
+        assert far.publish({"w": np.full(1, 2.0)}) == 1
+        assert len(revived(far)) == 1
+        before = 0.0 if kind == "stateless" else 1.0
+        assert far.add(np.ones(3)).tolist() == [before + 2.0] * 3
+
+
+def test_a_component_that_was_moved_is_brought_back_from_where_it_went() -> None:
+    with hosted(Tuner, recover=True) as far:
+        far.publish({"w": np.full(1, 5.0)})
+        far.rose_boundary()
+        far.train()
+        moving.take_over(far, moving.successor(far, {}))
+        far.train()
+        killed(far)
+        assert far.train().tolist() == [8.0]
+        assert "1 calls were repeated" in revived(far)[0]
 
 
 def iteration(counter: Any, amounts: Any, log: list[Any]) -> float:

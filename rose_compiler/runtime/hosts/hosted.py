@@ -217,6 +217,11 @@ class Hosted:
             self._settle()
             self._journal.boundary()
 
+    def rose_released(self) -> None:
+        """No iteration follows for now: what would bring the component back is let go."""
+        if self._journal is not None:
+            self._journal.released()
+
     def rose_revived(self, error: HostDied) -> bool:
         """Whether a new process has taken over from one that died, its open calls answered."""
         if self._journal is None:
@@ -247,9 +252,13 @@ class Hosted:
         names, layouts = tuple(state), tuple(map(arrays.layout_of, values))
         if self._published is None or self._published[:2] != (names, layouts):
             self._settle()
-            memory = self._share(
-                "parameters", parameters.PLACES * parameters.place_size(layouts), names, layouts
-            )
+            given = parameters.PLACES * parameters.place_size(layouts), names, layouts
+            try:
+                memory = self._share("parameters", *given)
+            except HostDied as error:  # since the last call
+                if not self.rose_revived(error):
+                    raise
+                memory = self._share("parameters", *given)
             self._published = names, layouts, memory
         version = self._version + 1
         for pending in self._places:
@@ -259,7 +268,7 @@ class Hosted:
         parameters.store(self._published[2], version, values, layouts)
         self._version = version
         if self._journal is not None:
-            self._journal.published(state)
+            self._journal.published(state, version, arrays.room(layouts))
         return version
 
     publish.__rose_hosted__ = True  # type: ignore[attr-defined]

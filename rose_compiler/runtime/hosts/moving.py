@@ -52,6 +52,6 @@ def take_over(component: Hosted, other: Hosted) -> None:
     component._memory.shared_by(component._share)
     component._published = other._published
     if component._journal is not None:
-        component._journal.forget()
+        component._journal.moved(state)
     with suppress(Exception):  # its component has been taken over
         old.close()

@@ -17,13 +17,15 @@ from rose_compiler.base.errors import HostDied
 from rose_compiler.base.remarks import Blocker, Remark
 from rose_compiler.runtime.hosts import arrays, parameters
 from rose_compiler.runtime.hosts.pending import Pending
-from rose_compiler.runtime.hosts.places import PLACES
 
 #: Deaths between two boundaries from which a component is brought back: a call that ends its
 #: process would end the next one too.
 LIVES = 3
-#: Most of the time that taking states may cost.
+#: Most of the time that taking states may cost, while less than half of this is kept:
 SHARE = 0.01
+#: most calls, and most bytes of their arguments and of parameters, that are kept to be repeated.
+CALLS = 1 << 14
+BYTES = 1 << 29
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,14 @@ class Call:
 
 @dataclass
 class Entry:
-    """A call that was issued, with its arrays; or, without one, parameters that were published."""
+    """A call that was issued, with its arrays; or, without one, parameters that were published,
+    and their version."""
 
     values: Any
+    size: int
     call: Call | None = None
     pending: Pending | None = None
+    version: int = 0
 
 
 class Journal:
@@ -51,13 +56,16 @@ class Journal:
         self._component = component
         self._stateful = stateful
         self._lives = LIVES
-        self._failed: str | None = None  # why it was not brought back
+        self._failed: str | None = None  # why it is not brought back
+        self._told = False  # that the bound was passed
         self._busy = False  # bringing it back, or taking its state: nothing of that is an entry
         self._state: Any = None
         self._started = False  # a state was taken
         self._published: dict[str, Any] | None = None
         self._version = 0
         self._entries: list[Entry] = []
+        self._size = 0  # of the entries, in bytes
+        self._waiting: list[Entry] = []  # calls that had no answer yet
         self._taken_at = 0.0
         self._cost = 0.0
 
@@ -71,7 +79,8 @@ class Journal:
         if not self._stateful or self._busy:
             return
         began = perf_counter()
-        if self._started and began - self._taken_at < self._cost / SHARE:
+        near = len(self._entries) > CALLS // 2 or self._size > BYTES // 2
+        if self._started and not near and began - self._taken_at < self._cost / SHARE:
             return
         component = self._component
         self._busy = True
@@ -86,28 +95,66 @@ class Journal:
             return  # the earlier state and what was asked since are still known
         finally:
             self._busy = False
+        self._taken(state)
+        self._cost = self._taken_at - began
+
+    def moved(self, state: Any) -> None:
+        """The component has gone to another process with this state."""
+        if self._started:
+            self._taken(state)
+
+    def _taken(self, state: Any) -> None:
+        """This is the state now, every call answered."""
         published = [entry.values for entry in self._entries if entry.call is None]
         if published:
             self._published = published[-1]
         elif not self._started:
-            self._published = _parameters(component)
-        self._version = component.version
-        self._state, self._started, self._entries = state, True, []
+            self._published = _parameters(self._component)
+        self._version = self._component.version
+        self._state, self._started, self._failed = state, True, None
+        self._entries, self._waiting, self._size = [], [], 0
         self._taken_at = perf_counter()
-        self._cost = self._taken_at - began
 
     def issued(self, call: Call, found: Sequence[Any], pending: Pending) -> None:
         """A call was issued with these arrays."""
         if self._stateful and self._started and not self._busy:
-            for entry in self._entries[-PLACES:]:
+            for entry in self._waiting:
                 if entry.pending is not None and entry.pending.done:
                     entry.pending = None  # and its result with it
-            self._entries.append(Entry([copied(array) for array in found], call, pending))
+            size = len(call.blob) + arrays.room(call.layouts)
+            entry = Entry([copied(array) for array in found], size, call, pending)
+            self._waiting = [one for one in self._waiting if one.pending is not None] + [entry]
+            self._keep(entry)
 
-    def published(self, state: dict[str, Any]) -> None:
-        """Parameters were published."""
+    def published(self, state: dict[str, Any], version: int, size: int) -> None:
+        """Parameters were published: ``size`` bytes."""
         if self._stateful and self._started and not self._busy:
-            self._entries.append(Entry({name: copied(value) for name, value in state.items()}))
+            if self._entries and self._entries[-1].call is None:
+                self._size -= self._entries.pop().size  # no call has had those
+            values = {name: copied(value) for name, value in state.items()}
+            self._keep(Entry(values, size, version=version))
+
+    def _keep(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        self._size += entry.size
+        if len(self._entries) <= CALLS and self._size <= BYTES:
+            return
+        self._forget()
+        name = self._component.name
+        why = (
+            f"{name!r} can't be brought back before the next iteration: it was asked more since "
+            f"its state was taken than is kept, {CALLS} calls and {BYTES >> 20} MiB of arguments"
+        )
+        self._failed = f"rose: {why}"
+        if not self._told:
+            self._told = True
+            blocker = Blocker("hosted-elsewhere", why, "fewer calls, or shorter iterations")
+            self._component.rose_remarks.append(Remark.from_blocker("hosts", blocker))
+
+    def released(self) -> None:
+        """No iterations any more: what was kept is let go."""
+        if self._started:
+            self._forget()
 
     def forget(self) -> None:
         """Another beginning: nothing of what came before can be brought back."""
@@ -115,7 +162,8 @@ class Journal:
         self._lives, self._failed = LIVES, None
 
     def _forget(self) -> None:
-        self._started, self._state, self._entries, self._published = False, None, [], None
+        self._started, self._state, self._published = False, None, None
+        self._entries, self._waiting, self._size = [], [], 0
 
     def _useless(self) -> None:
         why = f"{self._component.name!r} can't be brought back after the end of its process"
@@ -186,6 +234,7 @@ class Journal:
         calls = 0
         for entry in self._entries:
             if entry.call is None:
+                component._version = entry.version - 1
                 component.publish(entry.values)
                 continue
             calls += 1
