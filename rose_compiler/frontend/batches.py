@@ -49,7 +49,7 @@ def _environments(graph: fx.Graph) -> int | None:
 
 def _prove(node: fx.Node, rows: int, record: Record, loop: LoopView) -> None:
     op = op_of(node)
-    if op.signature.batch is not None:
+    if op.signature.batch is not None or record.reshapes(node):
         return
     batched = {
         name: 0

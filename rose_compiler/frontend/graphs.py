@@ -120,7 +120,7 @@ def traceable(node: fx.Node, record: Record) -> bool:
     """Whether one operation may be part of a graph: torch only, nothing written but the
     generator.
     """
-    if not is_call(node) or node not in record.examples:
+    if not is_call(node) or node not in record.examples or record.varies(node):
         return False
     op = op_of(node)
     signature = op.signature

@@ -118,7 +118,7 @@ class _Tracer:
     def _fits(self, node: fx.Node) -> bool:
         """Whether an operation may be part of the graph: torch only, nothing written, no draw
         other than one that its trace must show not to happen."""
-        if not is_call(node) or node not in self.record.examples:
+        if not is_call(node) or node not in self.record.examples or self.record.varies(node):
             return False
         op = op_of(node)
         signature = op.signature

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.fx as fx
 
+from rose_compiler.frontend import makes
 from rose_compiler.frontend.components import is_component
 from rose_compiler.frontend.effects_val import IMMUTABLE
 from rose_compiler.frontend.groups import Groups
@@ -47,7 +48,8 @@ class Record:
     Results are held strongly until :meth:`release`: as long as a value lives, its address is its
     own. ``recorded`` has the nodes that recorded an autograd graph, and whether a result may
     lead there; ``types`` has every combination of argument types that was seen, ``leaves`` and
-    ``saved`` the states whose gradients a ``backward`` wrote and whose memory its graph had kept.
+    ``saved`` the states whose gradients a ``backward`` wrote and whose memory its graph had kept,
+    ``makes`` every combination of dtypes, devices and trailing sizes of arguments.
     """
 
     names: StateNames
@@ -58,6 +60,17 @@ class Record:
     recorded: dict[fx.Node, bool] = field(default_factory=dict)
     leaves: dict[fx.Node, dict[str, None]] = field(default_factory=dict)
     saved: dict[fx.Node, dict[str, None]] = field(default_factory=dict)
+    makes: dict[fx.Node, dict[tuple[Any, ...], None]] = field(default_factory=dict)
+
+    def varies(self, node: fx.Node) -> bool:
+        """Whether an argument had another dtype, device or number of axes on another trip: what
+        tracing drops because it does nothing to the one, such as ``x.float()``, may be needed."""
+        return makes.differ(self.makes.get(node, ()), tails=False)
+
+    def reshapes(self, node: fx.Node) -> bool:
+        """Whether an argument had other trailing sizes or other keys on another trip, so that what
+        is proven of the first one may not hold."""
+        return makes.differ(self.makes.get(node, ()), dtypes=False)
 
     def release(self) -> None:
         """Forget the values; specs and examples stay."""
@@ -71,6 +84,8 @@ class Record:
         self.counts.update(later.counts)
         for node, types in later.types.items():
             self.types.setdefault(node, {}).update(types)
+        for node, seen in later.makes.items():
+            self.makes.setdefault(node, {}).update(seen)
         for node, leads in later.recorded.items():
             self.recorded[node] = leads or self.recorded.get(node, False)
         for mine, more in ((self.leaves, later.leaves), (self.saved, later.saved)):
@@ -88,6 +103,7 @@ class Record:
             {to[n]: v for n, v in self.recorded.items()},
             {to[n]: v for n, v in self.leaves.items()},
             {to[n]: v for n, v in self.saved.items()},
+            {to[n]: v for n, v in self.makes.items()},
         )
 
 
@@ -108,6 +124,7 @@ class Recorder(Hooks):
         self.record.counts[node] += 1
         types = tuple(map(type, args))
         self.record.types.setdefault(node, {}).setdefault(types)
+        self.record.makes.setdefault(node, {}).setdefault(tuple(map(makes.of, args)))
         if seen < KEEP and any("backward" in line for line in op.source):
             self._graphs(node, args)
         self._made = graph_nodes_made()

@@ -110,6 +110,7 @@ def _seen_alike(record: Record, node: fx.Node, copy: fx.Node) -> None:
     """What was seen of an operation holds for its copy."""
     tables: list[dict[fx.Node, Any]]
     tables = [record.examples, record.types, record.recorded, record.leaves, record.saved]
+    tables.append(record.makes)
     for table in tables:
         if node in table:
             table[copy] = table[node]

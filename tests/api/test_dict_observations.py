@@ -221,8 +221,8 @@ def more(obs: Any) -> Any:
     return {**obs, "z": obs["far"] * 2}
 
 
-def less(obs: Any) -> Any:
-    return {k: v for k, v in obs.items() if k != "far"} | {"far": obs["far"]}
+def reordered(obs: Any) -> Any:
+    return {k: obs[k] for k in reversed(list(obs))}
 
 
 def no_rows(obs: Any) -> Any:
@@ -235,16 +235,89 @@ def wider(obs: Any) -> Any:
     return {k: wider(v) for k, v in obs.items()}
 
 
-CHANGES = [(counted, c) for c in (more, less, no_rows, wider)] + [(plain, wider)]
+def less(obs: Any) -> Any:
+    return {k: v for k, v in obs.items() if k != "z"}
+
+
+def narrower(obs: Any) -> Any:
+    if not isinstance(obs, dict):
+        return np.asarray(obs).astype(np.float32)
+    return {k: narrower(v) for k, v in obs.items()}
+
+
+class Third(Parts):
+    """One with a third entry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        z = spaces.Box(0, 1, (1,), np.float32)
+        self.observation_space = spaces.Dict({**self.observation_space.spaces, "z": z})
+
+    def _parts(self, place: Any) -> dict[str, Any]:
+        return {**super()._parts(place), "z": np.ones(1, np.float32)}
+
+
+def _wide(box: Any) -> Any:
+    return spaces.Box(-np.inf, np.inf, box.shape, np.float64)
+
+
+class WideParts(Parts):
+    """One of doubles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        parts = self.observation_space.spaces
+        self.observation_space = spaces.Dict({k: _wide(v) for k, v in parts.items()})
+
+    def _parts(self, place: Any) -> dict[str, Any]:
+        return dict(wider(super()._parts(place)))
+
+
+class Wide(Drift):
+    """A point in doubles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = _wide(self.observation_space)
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        place, infos = super().reset(**options)
+        return wider(place), infos
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        place, *rest = super().step(action)
+        return (wider(place), *rest)
+
+
+CHANGES = [(counted, c) for c in (more, reordered, no_rows, wider)] + [(plain, wider)]
+OTHERS = [(counted, Third, less), (counted, WideParts, narrower), (plain, Wide, narrower)]
 
 
 @pytest.mark.parametrize(("fn", "change"), CHANGES, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("first", [0, 1], ids=["always", "later"])
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("groups", "first"), [(1, 1), (2, 0)], ids=["whole-later", "tiled"])
 def test_the_first_observation_may_be_of_another_kind(
     fn: Callable[..., Any], change: Callable[[Any], Any], first: int, groups: int, tmp_path: Path
 ) -> None:
-    path = tmp_path / "decision.json"
+    same_as_written(fn, change, first, groups, Drift if fn is plain else Parts, tmp_path)
+
+
+@pytest.mark.parametrize(("fn", "made", "change"), OTHERS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("groups", "first"), [(1, 1), (2, 0)], ids=["whole-later", "tiled"])
+def test_a_step_may_give_more_than_was_handed_in(
+    fn: Callable[..., Any], made: Any, change: Any, first: int, groups: int, tmp_path: Path
+) -> None:
+    same_as_written(fn, change, first, groups, made, tmp_path)
+
+
+def same_as_written(
+    fn: Callable[..., Any],
+    change: Callable[[Any], Any],
+    first: int,
+    groups: int,
+    made: Any,
+    folder: Path,
+) -> None:
+    path = folder / "decision.json"
     Decision(groups=groups, late="shadow", lanes="thread", defer=True).save(path)
 
     def wrapped(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -257,7 +330,6 @@ def test_the_first_observation_may_be_of_another_kind(
 
         return call
 
-    made = Drift if fn is plain else Parts
     run = rose_compiler.compile(fn, tune=path, numerics="bitwise")
     eager, _ = trained(fn, lambda _: wrapped(fn), made)
     mine, _ = trained(fn, lambda _: wrapped(run), made)
