@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rose_compiler.base.apart import Apart, by_trip
-from rose_compiler.ir.ops import CONCAT, JOIN_ROWS, ROWS, SPLIT_ROWS
+from rose_compiler.ir.ops import CONCAT, JOIN_ROWS, ROWS, SPLIT_ROWS, Op, Signature
 from rose_compiler.runtime.buffers import concat, join_rows, rows, snapshot, split_rows
 
 Pair = namedtuple("Pair", "a b")
@@ -163,3 +163,13 @@ def test_a_call_on_what_is_apart_is_made_trip_by_trip() -> None:
     assert [p.dtype for p in twice.parts] == [torch.float32, torch.float64]
     assert weights.parts == (7, 7)
     assert by_trip(call, (1, 2))(7, joined, torch.zeros(3))[1] == 7
+
+
+def test_the_interpreter_calls_a_graph_trip_by_trip() -> None:
+    batch = (("return.0", 0), ("x", 0))
+    op = Op(Signature("double", ("w", "x"), batch=batch), lambda w, x: x * w, kind="graph")
+    made = op(2, JOIN_ROWS([torch.ones(2), torch.ones(1).double()]))
+    assert [(p.dtype, p.tolist()) for p in made.parts] == [
+        (torch.float32, [2.0, 2.0]),
+        (torch.float64, [2.0]),
+    ]
