@@ -17,6 +17,7 @@ import torch.fx as fx
 from rose_compiler.ir import facts
 from rose_compiler.ir.checks import is_check
 from rose_compiler.ir.program import output_node, placeholders
+from rose_compiler.ir.raising import may_raise
 from rose_compiler.ir.separable_base import name_of_call
 from rose_compiler.ir.separable_math import is_pointwise
 from rose_compiler.ir.slice import draws_random, is_view, subgraph, writes_in_place
@@ -63,17 +64,18 @@ class Parts:
         return max((_elements(n) for n in self.fixed.graph.nodes), default=0)
 
 
-def cut(gm: fx.GraphModule, fixed: Collection[str]) -> Parts | None:
+def cut(gm: fx.GraphModule, fixed: Collection[str], *, raising: bool = True) -> Parts | None:
     """Cut off what hangs on the placeholders ``fixed`` alone; ``None`` where nothing does.
 
     Left in the rest are calls that only make views, what is made of nothing (``zeros``), what may
-    share memory with a result, and what draws random numbers or may raise for values.
+    share memory with a result, checks and what draws random numbers; without ``raising``, also
+    other calls that may raise for values.
     """
     nodes = list(gm.graph.nodes)
     if any(writes_in_place(n) or n.op == "call_module" for n in nodes):
         return None  # the order of writes is fixed
-    handed = {n for n in _same(nodes, fixed) if not is_light(n)} - _shared(gm)
-    kept = [n for n in nodes if _stays(n)]
+    kept = [n for n in nodes if _stays(n) or (not raising and may_raise(n))]
+    handed = {n for n in _same(nodes, fixed, kept) if not is_light(n)} - _shared(gm)
     rest = _needed([*output_node(gm.graph).all_input_nodes, *kept], handed)
     passed = [n for n in nodes if n in handed and n in rest]
     if not passed:
@@ -83,6 +85,19 @@ def cut(gm: fx.GraphModule, fixed: Collection[str]) -> Parts | None:
     fixed_gm, fixed_inputs = subgraph(gm, own, passed)
     rest_gm, rest_inputs = _rest(gm, rest, passed)
     return Parts(fixed_gm, rest_gm, fixed_inputs, rest_inputs, tuple(passed))
+
+
+def overtaken(gm: fx.GraphModule, parts: Parts) -> bool:
+    """Whether a call in ``fixed`` may raise for values, and stands behind a draw, or behind another
+    call that may raise, in the original."""
+    mine = {n.name for n in parts.fixed.graph.nodes}
+    passed = False
+    for node in gm.graph.nodes:
+        if node.name not in mine:
+            passed = passed or _stays(node) or may_raise(node)
+        elif passed and may_raise(node):
+            return True
+    return False
 
 
 def is_light(node: fx.Node) -> bool:
@@ -115,14 +130,16 @@ def _stays(node: fx.Node) -> bool:
     return is_check(node) or draws_random(node)
 
 
-def _same(nodes: Iterable[fx.Node], fixed: Collection[str]) -> set[fx.Node]:
+def _same(
+    nodes: Iterable[fx.Node], fixed: Collection[str], kept: Collection[fx.Node]
+) -> set[fx.Node]:
     """The calls that give the same whenever the placeholders ``fixed`` do."""
     known: set[fx.Node] = set()
     for node in nodes:
         if node.op == "placeholder":
             same = node.name in fixed
         else:
-            same = not _stays(node) and all(n in known for n in node.all_input_nodes)
+            same = node not in kept and all(n in known for n in node.all_input_nodes)
         if same:
             known.add(node)
     return {n for n in known if n.op.startswith("call_")}

@@ -11,9 +11,11 @@ from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import bodies, facts
 from rose_compiler.ir.deps import Dependences, place, title
 from rose_compiler.ir.effects import related
+from rose_compiler.ir.invariant import Parts
 from rose_compiler.ir.motion import pinned
 from rose_compiler.ir.ops import STATE
 from rose_compiler.ir.program import LoopView, is_call, is_structure, op_of
+from rose_compiler.ir.raising import raising
 from rose_compiler.ir.recorded import records
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes import hoist_parts
@@ -31,7 +33,6 @@ class HoistInvariant(Pass):
     name: ClassVar[str] = "hoist"
 
     def run(self, loop: LoopView, rewrite: Rewriter) -> None:
-        hoist_draws(loop, rewrite)
         for node in list(loop.graph.nodes):
             if erased(node) or not candidate(loop, node):
                 continue
@@ -41,26 +42,37 @@ class HoistInvariant(Pass):
             elif rewrite.spend():
                 rewrite.applied(node, f"{title(node)} is the same on every trip of {loop.label}")
                 rewrite.hoist(node, out_of=loop)
+        # draws last: behind one that stands alone, nothing that may raise could leave
         if _trips(loop, rewrite.deps, context_of(rewrite)) != 1:
             self._hoist_parts(loop, rewrite)
+        hoist_draws(loop, rewrite)
 
     def _hoist_parts(self, loop: LoopView, rewrite: Rewriter) -> None:
         for node in list(loop.graph.nodes):
             if not hoist_parts.candidate(node):
                 continue
-            parts = hoist_parts.find(loop, node, rewrite.deps)
-            if isinstance(parts, Blocker):
-                rewrite.missed(node, parts)
-            elif parts is not None and rewrite.spend():
-                call = hoist_parts.put_in_loop(node, parts, rewrite)
-                blocker = self.why_varies(loop, call, rewrite.deps, context_of(rewrite))
-                if blocker is not None:
-                    hoist_parts.take_back(call, rewrite)
-                    rewrite.missed(node, blocker)
-                    continue
-                rewrite.applied(node, hoist_parts.told(loop, node, call))
-                moved = rewrite.hoist(call, out_of=loop)
-                hoist_parts.hand_over(node, moved, parts, rewrite)
+            # all that is the same, or else what of it can't raise
+            for whole in (True, False):
+                parts = hoist_parts.find(loop, node, rewrite.deps, raising=whole)
+                if isinstance(parts, Blocker):
+                    rewrite.missed(node, parts)
+                if parts is None or isinstance(parts, Blocker) or not rewrite.spend():
+                    break
+                if self._put_in_front(loop, node, parts, rewrite):
+                    break
+
+    def _put_in_front(self, loop: LoopView, node: fx.Node, parts: Parts, rewrite: Rewriter) -> bool:
+        call = hoist_parts.put_in_loop(node, parts, rewrite)
+        blocker = self.why_varies(loop, call, rewrite.deps, context_of(rewrite))
+        blocker = blocker or hoist_parts.overtakes(node, parts)
+        if blocker is not None:
+            hoist_parts.take_back(call, rewrite)
+            rewrite.missed(node, blocker)
+            return False
+        rewrite.applied(node, hoist_parts.told(loop, node, call))
+        moved = rewrite.hoist(call, out_of=loop)
+        hoist_parts.hand_over(node, moved, parts, rewrite)
+        return True
 
     def why_varies(
         self, loop: LoopView, node: fx.Node, deps: Dependences, context: PassContext
@@ -91,7 +103,7 @@ class HoistInvariant(Pass):
             )
         if reason := changed_later(loop, node, deps):
             return reason
-        if signature.may_raise:
+        if _may_raise(node):
             first = next((n for n in loop.graph.nodes if _may_leave(n) or n is node), node)
             if first is not node:
                 return Blocker(
@@ -102,6 +114,12 @@ class HoistInvariant(Pass):
                     "may-not-run",
                     f"{loop.label} may make no trip, and {title(node)} may raise",
                     "a number of trips that is known and above zero",
+                )
+            if (before := seen_before(loop, node, deps)) is not None:
+                return Blocker(
+                    "may-not-run",
+                    f"{title(node)} may raise, and {title(before)} comes before it on a trip",
+                    where=(*where, *(w for w in (place(before),) if w)),
                 )
         return None
 
@@ -153,6 +171,21 @@ def _kept(node: fx.Node, user: fx.Node) -> bool:
     op = op_of(user)
     args = dict(zip(op.signature.params, user.args, strict=False))
     return any(args.get(value) is node for _, value in op.attributes.get("keeps", ()))
+
+
+def _may_raise(node: fx.Node) -> bool:
+    op = op_of(node)
+    return op.signature.may_raise or (op.body is not None and bool(raising(op.body)))
+
+
+def seen_before(loop: LoopView, node: fx.Node, deps: Dependences) -> fx.Node | None:
+    """An operation in front of a node on a trip that leaves something when the node raises."""
+    for other in loop.graph.nodes:
+        if other is node:
+            return None
+        if any(e.write and not e.state.startswith("%") for e in deps.effects(other)):
+            return other
+    return None
 
 
 def _may_leave(node: fx.Node) -> bool:

@@ -15,7 +15,7 @@ from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import facts
 from rose_compiler.ir.deps import Dependences, place, title
 from rose_compiler.ir.effects import related
-from rose_compiler.ir.invariant import Parts, cut
+from rose_compiler.ir.invariant import Parts, cut, overtaken
 from rose_compiler.ir.ops import STATE, Op
 from rose_compiler.ir.program import LoopView, Value, is_call, op_of, placeholders
 from rose_compiler.ir.recorded import records
@@ -34,11 +34,13 @@ def candidate(node: fx.Node) -> bool:
     return is_call(node) and op_of(node).kind == "graph" and op_of(node).body is not None
 
 
-def find(loop: LoopView, node: fx.Node, deps: Dependences) -> Parts | Blocker | None:
+def find(
+    loop: LoopView, node: fx.Node, deps: Dependences, *, raising: bool = True
+) -> Parts | Blocker | None:
     """The part of a traced operation that is worth being done once in front of the loop, or why
-    it varies; ``None`` where there is none."""
+    it varies; ``None`` where there is none. Without ``raising`` no call in it raises for values."""
     outside = _outside(loop, node)
-    found = _worth(node, outside)
+    found = _worth(node, outside, raising)
     if found is None:
         return None
     if records(node):
@@ -51,7 +53,7 @@ def find(loop: LoopView, node: fx.Node, deps: Dependences) -> Parts | Blocker | 
     writers = {name: _writer(loop, value, deps) for name, value in outside.items()}
     kept = {name: value for name, value in outside.items() if writers[name] is None}
     if len(kept) < len(outside):
-        found = _worth(node, kept)
+        found = _worth(node, kept, raising)
     if found is not None:
         return found
     first = next(w for w in writers.values() if w is not None)
@@ -76,6 +78,19 @@ def put_in_loop(node: fx.Node, parts: Parts, rewrite: Rewriter) -> fx.Node:
     if len(parts.passed) == 1:
         rewrite.set_facts(call, spec=facts.get(parts.passed[0]).spec)
     return call
+
+
+def overtakes(node: fx.Node, parts: Parts) -> Blocker | None:
+    """Why an error of the part would come before what the operation does first."""
+    body = op_of(node).body
+    if body is None or not overtaken(body, parts):
+        return None
+    return Blocker(
+        "may-not-run",
+        f"an error in the part of {title(node)} that is the same on every trip would come before "
+        "what the operation draws or checks in front of it",
+        where=tuple(w for w in (place(node),) if w),
+    )
 
 
 def take_back(call: fx.Node, rewrite: Rewriter) -> None:
@@ -140,10 +155,10 @@ def _outside(loop: LoopView, node: fx.Node) -> dict[str, Value]:
     }
 
 
-def _worth(node: fx.Node, outside: Mapping[str, Value]) -> Parts | None:
+def _worth(node: fx.Node, outside: Mapping[str, Value], raising: bool) -> Parts | None:
     body = op_of(node).body
     assert body is not None
-    found = cut(body, outside)
+    found = cut(body, outside, raising=raising)
     if found is None or (found.calls < LEAST_CALLS and found.elements < LEAST_ELEMENTS):
         return None
     return found

@@ -196,6 +196,75 @@ def seeing(policy: Any, optimizer: Any, envs: Any, buf: Any, obs: Any) -> Any:
     return obs
 
 
+def counted(policy: Any, optimizer: Any, envs: Any, buf: Any, obs: Any) -> Any:
+    """As many trips as there is to do, which may be none."""
+    for t in range(len(buf.todo)):
+        with torch.no_grad():
+            action, score = policy.act(obs, buf.tokens)
+        buf.obs[t], buf.actions[t], buf.scores[t] = obs, action, score
+        obs, _, _, _, _ = envs.step(action.numpy())
+        obs = torch.as_tensor(obs)
+    return obs
+
+
+def stopping(policy: Any, optimizer: Any, envs: Any, buf: Any, obs: Any) -> Any:
+    for t in range(STEPS):
+        if not buf.going.all():
+            break
+        with torch.no_grad():
+            action, score = policy.act(obs, buf.tokens)
+        buf.obs[t], buf.actions[t], buf.scores[t] = obs, action, score
+        obs, _, _, _, _ = envs.step(action.numpy())
+        obs = torch.as_tensor(obs)
+    return obs
+
+
+def logged(policy: Any, optimizer: Any, envs: Any, buf: Any, obs: Any) -> Any:
+    """A trip leaves something before it looks an instruction up."""
+    for t in range(STEPS):
+        buf.obs[t] = obs
+        buf.log.append(t)
+        with torch.no_grad():
+            action, score = policy.act(obs, buf.tokens)
+        buf.actions[t], buf.scores[t] = action, score
+        obs, _, _, _, _ = envs.step(action.numpy())
+        obs = torch.as_tensor(obs)
+    return obs
+
+
+@pytest.mark.parametrize("fn", [counted, stopping, logged])
+def test_tokens_that_are_out_of_range_raise_where_they_do_in_eager(
+    fn: Callable[..., Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "decision.json"
+    Decision(groups=1, late="shadow", lanes="thread").save(path)
+    found: list[list[Any]] = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        policy, buf = Policy(), Rollouts()
+        buf.todo, buf.log, buf.going = list(range(STEPS)), [], torch.ones(2)  # type: ignore[attr-defined]
+        run = rose_compiler.compile(fn, tune=path, numerics="bitwise") if compiled else fn
+        envs = ShardedEnv.split([Drift] * ENVS, shards=2, hosts="inline")
+        obs = torch.as_tensor(envs.reset(seed=1)[0])
+        found.append([])
+        for call in range(4):
+            if call == 3:
+                buf.tokens[:] = 99
+                buf.todo.clear()  # type: ignore[attr-defined]
+                buf.going.zero_()  # type: ignore[attr-defined]
+            try:
+                obs = run(policy, None, envs, buf, obs)
+            except IndexError as error:
+                found[-1].append(str(error))
+            found[-1] += [obs, buf.obs.clone(), buf.actions.clone(), list(buf.log)]  # type: ignore[attr-defined]
+        envs.close()
+        if compiled:
+            run.close()  # type: ignore[attr-defined]
+    assert len(found[0]) == len(found[1])
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
 def rebound(policy: Any, buf: Any) -> None:
     buf.tokens = buf.seen[1]
 

@@ -88,6 +88,53 @@ def test_refused(blocked: Any, code: str, program: str) -> None:
     assert code in blocked(program, HoistInvariant())
 
 
+@pytest.mark.parametrize(
+    ("trips", "first", "moves"),
+    [
+        ("4", "pass_by(o)", "index_select"),
+        ("T", "pass_by(o)", ""),
+        ("4", "note(o)", ""),
+    ],
+)
+def test_what_raises_for_values_moves_where_nothing_comes_first(
+    trips: str, first: str, moves: str
+) -> None:
+    program = """@op(reads=[], writes=[], results=0, may_raise=False)
+def pass_by(row): ...
+""" + text(trips=trips).replace(
+        "again = torch.nn.functional.linear(active, w)", "again = active.index_select(0, prompt)"
+    ).replace("        row = act(", f"        {first}\n        row = act(")
+    applied = [r.why for r in hoisted(program).remarks.applied()]
+    assert bool(applied) == bool(moves)
+
+
+def test_what_can_not_raise_moves_without_the_rest() -> None:
+    program = text().replace("row = obs + mean", "row = obs + mean + mean.index_select(0, prompt)")
+    (remark,) = hoisted(program).remarks.applied()
+    assert remark.why.startswith("4 of 7")
+
+
+@pytest.mark.parametrize("first", ["torch.rand_like(obs)", "obs.index_select(0, obs)"])
+def test_an_error_overtakes_no_draw_and_no_other_error(first: str) -> None:
+    program = (
+        text(trips="4")
+        .replace(
+            "    hidden =",
+            f"    drawn = {first}\n    picked = prompt.index_select(0, prompt)\n    hidden =",
+        )
+        .replace("linear(prompt, w)", "linear(picked, w)")
+        .replace("obs + mean", "drawn + mean")
+    )
+    program = program.replace(
+        'reads=["w"], writes=[]', 'reads=["w", "rng:torch"], writes=["rng:torch"]'
+    )
+    assert not hoisted(program).remarks.applied()
+    behind = program.replace(f"    drawn = {first}\n", "").replace(
+        "    row = drawn", f"    drawn = {first}\n    row = drawn"
+    )
+    assert hoisted(behind).remarks.applied()
+
+
 def test_one_trip_has_nothing_to_gain() -> None:
     assert not hoisted(text(trips="1")).remarks.applied()
     context = PassContext(trips={"trips": 1})
