@@ -115,7 +115,8 @@ class HoistInvariant(Pass):
                     f"{loop.label} may make no trip, and {title(node)} may raise",
                     "a number of trips that is known and above zero",
                 )
-            if (before := seen_before(loop, node, deps)) is not None:
+            graph = op_of(node).body is not None
+            if graph and (before := seen_before(loop, node, deps)) is not None:
                 return Blocker(
                     "may-not-run",
                     f"{title(node)} may raise, and {title(before)} comes before it on a trip",

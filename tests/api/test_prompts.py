@@ -243,7 +243,9 @@ def test_tokens_that_are_out_of_range_raise_where_they_do_in_eager(
         torch.manual_seed(0)
         policy, buf = Policy(), Rollouts()
         buf.todo, buf.log, buf.going = list(range(STEPS)), [], torch.ones(2)  # type: ignore[attr-defined]
-        run = rose_compiler.compile(fn, tune=path, numerics="bitwise") if compiled else fn
+        run: Any = fn
+        if compiled:
+            run = rose_compiler.compile(fn, tune=path, numerics="bitwise")
         envs = ShardedEnv.split([Drift] * ENVS, shards=2, hosts="inline")
         obs = torch.as_tensor(envs.reset(seed=1)[0])
         found.append([])
@@ -259,7 +261,7 @@ def test_tokens_that_are_out_of_range_raise_where_they_do_in_eager(
             found[-1] += [obs, buf.obs.clone(), buf.actions.clone(), list(buf.log)]  # type: ignore[attr-defined]
         envs.close()
         if compiled:
-            run.close()  # type: ignore[attr-defined]
+            run.close()
     assert len(found[0]) == len(found[1])
     for a, b in zip(*found, strict=True):
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
