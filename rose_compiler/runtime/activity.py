@@ -45,9 +45,10 @@ def refined(samples: Sequence[Sample], pieces: Sequence[Piece]) -> list[Sample]:
     for k, (first, last) in enumerate(pairwise(clocks[:, 0])):
         while at < len(ran) and ran[at][1] <= first:
             at += 1
-        for start, end, name in ran[at:]:
-            if start >= last:
-                break
+        inside = at  # the last piece of an interval may go on in the next one
+        while inside < len(ran) and ran[inside][0] < last:
+            start, end, name = ran[inside]
+            inside += 1
             part = max(start, first), min(end, last), name
             seconds[k, column[name]] += part[1] - part[0]
             parts[k].append(part)
@@ -57,11 +58,11 @@ def refined(samples: Sequence[Sample], pieces: Sequence[Piece]) -> list[Sample]:
     right = np.vstack([used, PRIOR_S * np.tile(mean, (len(column), 1))])
     rates = np.linalg.lstsq(left, right, rcond=None)[0].clip(min=1e-9)
     found = [samples[0]]
-    for k, inside in enumerate(parts):
-        weights = np.asarray([(end - start) * rates[column[name]] for start, end, name in inside])
-        if len(inside) > 1:
+    for k, there in enumerate(parts):
+        weights = np.asarray([(end - start) * rates[column[name]] for start, end, name in there])
+        if len(there) > 1:
             shares = weights.cumsum(axis=0) / weights.sum(axis=0)
-            for (_, end, _), share in zip(inside[:-1], shares[:-1], strict=True):
+            for (_, end, _), share in zip(there[:-1], shares[:-1], strict=True):
                 estimate = clocks[k, 1:] + share * used[k]
                 found.append((end, *map(float, estimate)))  # type: ignore[arg-type]
         found.append(samples[k + 1])

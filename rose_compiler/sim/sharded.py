@@ -209,8 +209,8 @@ class ShardedEnv(VectorEnv):
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """Wait for the shards' steps no longer than that inside the block, where they live in
-        threads or processes."""
+        """Wait for the shards' steps no longer than that from now on inside the block, for all of
+        them together, where they live in threads or processes."""
         with ExitStack() as limits:
             for shard in self._shards:
                 if isinstance(shard, HostedShard):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,9 @@ from rose_compiler.sim.infos import expand
 from rose_compiler.sim.protocol import StepResult
 from rose_compiler.sim.shared_body import SharedView
 from rose_compiler.sim.tables import Table
+
+#: Seconds to take in an answer that has arrived, though the time to wait for it is over.
+TO_READ_S = 0.05
 
 register(
     "sim-order",
@@ -268,7 +272,7 @@ class HostedShard(BaseShard):
         super().__init__(name, traits, offset)
         self.native_async = True
         self._ticket: Ticket | None = None
-        self._within: float | None = None
+        self._until: float | None = None
 
     def invoke(self, method: str, *args: Any) -> Any:
         """Call a method of the body in its host."""
@@ -280,13 +284,14 @@ class HostedShard(BaseShard):
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """Wait for steps no longer than that inside the block, if the host is not less patient."""
-        limits = (seconds, self._within, self.host.timeout)
-        before, self._within = self._within, min(s for s in limits if s is not None)
+        """Wait for steps no longer than that from now on, all waits inside the block together, if
+        the host is not less patient. An answer that has arrived by then is always taken in."""
+        before, until = self._until, perf_counter() + seconds
+        self._until = until if before is None else min(before, until)
         try:
             yield
         finally:
-            self._within = before
+            self._until = before
 
     def timed(self, on: bool) -> None:
         """Let steps from now on be timed, or not; not while one is under way."""
@@ -303,7 +308,11 @@ class HostedShard(BaseShard):
 
     def _wait(self) -> Any:
         assert self._ticket is not None
-        value = self.host.wait(self._ticket, self._within)
+        limit = self.host.timeout
+        if self._until is not None:
+            left = max(self._until - perf_counter(), TO_READ_S)
+            limit = left if limit is None else min(left, limit)
+        value = self.host.wait(self._ticket, limit)
         self._ticket = None
         return value
 

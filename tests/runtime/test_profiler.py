@@ -13,6 +13,7 @@ import pytest
 from rose_compiler.base.machine import Machine
 from rose_compiler.base.marks import Mark
 from rose_compiler.base.profile import Activity, Profile, Span, Timeline
+from rose_compiler.runtime import activity
 from rose_compiler.runtime.activity import busy_cores, refined, share_of
 from rose_compiler.runtime.clocks import LEAST_S, SHARE, Clocks, children, clock_of, parse_stat
 from rose_compiler.runtime.profiler import Raw, Recorder, record, summarize, timeline
@@ -133,6 +134,25 @@ def test_how_busy_operations_are_is_told_from_intervals_that_hold_several() -> N
     shares = {a.start_s: a.share for a in busy_cores(found, TWO)}
     for start, _, name in pieces:
         assert shares[start] == pytest.approx(0.5 if name == "act" else 1.0, abs=0.05)
+
+
+class Counted(list):  # type: ignore[type-arg]
+    """Counts the items that are taken out of it."""
+
+    taken = 0
+
+    def __getitem__(self, at):  # type: ignore[no-untyped-def]
+        found = super().__getitem__(at)
+        self.taken += len(found) if isinstance(at, slice) else 1
+        return found
+
+
+def test_pieces_are_gone_through_once_for_all_intervals(monkeypatch) -> None:
+    pieces = Counted((k, k + 1.0, "ab"[k % 2]) for k in range(200))
+    monkeypatch.setattr(activity, "_one_by_one", lambda *_: pieces)
+    samples = [(4.5 * k, 4.0 * k, 4.0 * k, 0.0) for k in range(45)]
+    refined(samples, pieces)
+    assert pieces.taken <= 6 * (len(pieces) + len(samples))
 
 
 def test_what_is_short_is_not_told_apart() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
 import pytest
-from sim_envs import Walk
+from sim_envs import Slow, Walk
 
 from rose_compiler.base import phases
 from rose_compiler.base.errors import HostTimeout
@@ -103,6 +104,26 @@ def test_a_time_limit_holds_for_the_whole_simulator() -> None:
     task = runtime.lane("shard:envs").step(7, env, ACTIONS)
     with pytest.raises(HostTimeout):
         task.wait()
+    env.close()
+
+
+def test_all_shards_of_a_step_have_one_time_limit_together() -> None:
+    env = ShardedEnv.split([partial(Slow, 0.3), partial(Slow, 0.6)], shards=2, hosts="thread")
+    env.reset(seed=0)
+    env.step_async(ACTIONS)
+    with env.within(0.4), pytest.raises(HostTimeout):
+        env.step_wait()
+    env.close()
+
+
+@pytest.mark.parametrize("hosts", ["process", "thread"])
+def test_what_has_arrived_is_taken_in_though_time_is_over(hosts: Any) -> None:
+    env = ShardedEnv.split([Walk] * 2, shards=2, hosts=hosts)
+    env.reset(seed=0)
+    env.step_async(ACTIONS)
+    sleep(0.5)
+    with env.within(0.0):
+        assert len(env.step_wait()) == 5
     env.close()
 
 
