@@ -103,11 +103,17 @@ def definitely_assigned(statement: ast.stmt) -> set[str]:
     return block.definitely_assigned([statement])
 
 
-def live_in(statements: Sequence[ast.stmt], live_out: set[str]) -> set[str]:
-    """Names that must hold a value before ``statements`` for what they and what follows read."""
-    live = set(live_out)
+def live_in(
+    statements: Sequence[ast.stmt], live_out: set[str], exits: set[str] | None = None
+) -> set[str]:
+    """Names that must hold a value before ``statements`` for what they and what follows read.
+
+    ``exits`` is what ``break`` and ``continue`` lead to, ``live_out`` where nothing is given: what
+    is live behind a loop is also live behind its body.
+    """
+    live, exits = set(live_out), live_out if exits is None else exits
     for statement in reversed(statements):
-        live = _before(statement, live)
+        live = _before(statement, live, exits)
     return live
 
 
@@ -117,20 +123,21 @@ def live_between(statements: Sequence[ast.stmt], live_out: set[str]) -> list[set
     live = set(live_out)
     for statement in reversed(statements):
         result.append(live)
-        live = _before(statement, live)
+        live = _before(statement, live, live_out)
     result.reverse()
     return result
 
 
-def _before(statement: ast.stmt, live: set[str]) -> set[str]:
+def _before(statement: ast.stmt, live: set[str], exits: set[str]) -> set[str]:
+    if isinstance(statement, (ast.Break, ast.Continue)):
+        return live | exits
     if isinstance(statement, ast.If):
-        return (
-            live_in(statement.body, live) | live_in(statement.orelse, live) | reads(statement.test)
-        )
+        arms = (live_in(arm, live, exits) for arm in (statement.body, statement.orelse))
+        return set().union(*arms) | reads(statement.test)
     if isinstance(statement, (ast.For, ast.While)):
         head = reads(statement.iter if isinstance(statement, ast.For) else statement.test)
         # a loop that never runs leaves its variables as they were
-        around = live | live_in(statement.orelse, live)
+        around = live | live_in(statement.orelse, live, exits)
         for _ in range(2):
             inside = live_in(statement.body, around | head)
             if isinstance(statement, ast.For):
@@ -139,7 +146,7 @@ def _before(statement: ast.stmt, live: set[str]) -> set[str]:
             around |= inside
         return around | head
     if isinstance(statement, ast.With):
-        inside = live_in(statement.body, live)
+        inside = live_in(statement.body, live, exits)
         if not all(_swallows_nothing(item.context_expr) for item in statement.items):
             inside |= live
         for item in reversed(statement.items):
@@ -147,7 +154,13 @@ def _before(statement: ast.stmt, live: set[str]) -> set[str]:
                 inside |= reads(item.optional_vars)
             inside |= reads(item.context_expr)
         return inside
-    return (live - definitely_assigned(statement)) | reads(statement)
+    # a statement of another kind may leave a loop anywhere inside, before it assigns anything
+    held = (
+        exits
+        if any(isinstance(n, (ast.Break, ast.Continue)) for n in ast.walk(statement))
+        else set()
+    )
+    return (live - definitely_assigned(statement)) | reads(statement) | held
 
 
 _MODES = frozenset(

@@ -6,6 +6,7 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
+import torch
 
 from rose_compiler.base.errors import CaptureError
 from rose_compiler.frontend.capture import capture
@@ -161,3 +162,43 @@ def timed_by_import(env, log, n):
 def test_a_clock_imported_inside_is_a_clock() -> None:
     with pytest.raises(CaptureError, match="clock"):
         capture(timed_by_import, (Counter(), [], 3), {})
+
+
+def kept_by_break(env, log, n):
+    for _ in range(2):
+        if n > 99:
+            last = len(log)
+        if config.frames < 5:  # is folded
+            break
+        last = 7
+    return last
+
+
+def kept_by_continue(env, log, n):
+    for k in range(2):
+        if n > 99:
+            last = k
+        with torch.no_grad():
+            if config.frames < 5:
+                continue
+            last = 7
+    return last
+
+
+def kept_in_try(env, log, n):
+    for k in range(2):
+        if n > 99:
+            last = k
+        try:
+            if n < config.total:
+                break
+            last = 7
+        finally:
+            log.append(k)
+    return last
+
+
+@pytest.mark.parametrize("fn", [kept_by_break, kept_by_continue, kept_in_try])
+def test_what_an_exit_needs_is_live(fn: Any) -> None:
+    """A value that every way but the exit replaces is still the one behind the loop."""
+    assert_same(fn, lambda: (Counter(), [], 100))
