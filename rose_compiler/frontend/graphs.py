@@ -281,6 +281,7 @@ def _outputs(run: Run) -> list[fx.Node]:
 
 
 def is_tensor_item(node: fx.Node) -> bool:
+    """Whether a node picks a tensor out of a result."""
     if not is_item(node):
         return False
     spec = facts.get(node.args[0]).spec  # type: ignore[arg-type]

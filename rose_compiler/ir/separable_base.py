@@ -218,4 +218,5 @@ def dims_of(value: Any, rank: int) -> tuple[int, ...] | None:
 
 
 def product(sizes: Iterator[int] | tuple[int, ...]) -> int:
+    """How many elements a tensor of these sizes has."""
     return math.prod(sizes)

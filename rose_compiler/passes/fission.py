@@ -51,6 +51,7 @@ def batch_rows(node: fx.Node) -> int | None:
 
 
 def rows_known(value: fx.Node) -> int | None:
+    """How many rows a value has as a batch, ``None`` where that is not known."""
     return facts.rows_of(facts.get(value).spec)
 
 

@@ -408,6 +408,7 @@ class _Writer:
 
 
 def indented(lines: list[str]) -> list[str]:
+    """Lines of source as a body."""
     return [f"    {line}" for line in lines]
 
 

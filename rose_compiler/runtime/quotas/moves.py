@@ -57,7 +57,7 @@ def move(
 
 def _end(other: Hosted | None) -> None:
     if other is not None:
-        with suppress(Exception):
+        with suppress(Exception):  # why it can't take over has been told; nobody calls it
             other.close()
 
 
