@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ import torch
 from rose_compiler.api.cache import Entry
 from rose_compiler.api.options import Options
 from rose_compiler.api.progress import Progress
+from rose_compiler.api.verdicts import PASS, Verdicts, remarks_of
 from rose_compiler.api.work import WorkMeter
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
@@ -20,11 +20,8 @@ from rose_compiler.codegen.emit import Emitted
 from rose_compiler.kernels.scan_native import Built
 from rose_compiler.runtime.inductor import Note
 from rose_compiler.tune.chooser import Chooser
-from rose_compiler.tune.forecasts import forecast_of, off
 from rose_compiler.tune.space import candidates
-from rose_compiler.tune.stats import Report
 
-PASS = "tune"
 #: Seconds that Inductor is expected to take. It is asked for no more than that long a training has
 #: gone on: one that ends soon after has lost half of its time at worst, and a short one nothing.
 COMPILE_S = 10.0
@@ -67,19 +64,15 @@ class Tuning:
         self.seconds = 0.0
         self._work = WorkMeter()
         self.progress = Progress()
-        #: Seconds that an iteration of a schedule should take, where that can be said.
-        self.forecast: Callable[[Decision], float | None] = lambda _: None
+        self.verdicts = Verdicts(log)
         self._chooser: Chooser | None = None
         self._entry: Entry | None = None
         self._iterations = 0
-        #: By schedule with quotas: seconds of an iteration predicted without and with them.
-        self._quotas: dict[Decision, tuple[float, float]] = {}
         self._adopted = False  # what is in force was not tried in this run
         self._asked_to_compile = self._asked_to_bind = False
         self._was_compiling = False  # something was compiled while the last iteration ran
         #: A schedule with processes bound to cores, where that may pay.
         self.bound: Callable[[Decision | None], Decision | None] = lambda _: None
-        self._told: dict[Decision, str] = {}  # the verdicts that remarks have been left of
         self._edit = knobs.current().edit
         close = options.numerics == "close"
         fuse = fusable and close
@@ -120,7 +113,7 @@ class Tuning:
     def offer(self, decision: Decision, without_s: float, with_s: float) -> None:
         """Try a schedule with quotas too, of which these seconds an iteration are predicted."""
         assert self._chooser is not None
-        self._quotas[decision] = without_s, with_s
+        self.verdicts.quotas[decision] = without_s, with_s
         self._chooser.offer(decision)
 
     @property
@@ -144,6 +137,11 @@ class Tuning:
             return None
         found = (c for c in self._chooser.candidates if c is not None and c != Decision())
         return next((c for c in found if not c.defer), None)
+
+    @property
+    def forecast(self) -> Callable[[Decision], float | None]:
+        """Seconds that an iteration of a schedule should take, where that can be said."""
+        return self.verdicts.forecast
 
     @property
     def trying(self) -> bool:
@@ -196,7 +194,7 @@ class Tuning:
             self.seconds += seconds
             self.progress.show(chooser)
         if searching and chooser.settled:
-            self._remember()
+            self.verdicts.remember(chooser)
             bound = self.chosen is not None and self.chosen.cores  # found from what runs now
             if self._entry is not None and not chooser.ended_early and not bound:
                 self._entry.store(self.chosen, chooser.verdicts.get(chooser.best, ""))
@@ -227,18 +225,9 @@ class Tuning:
     def compiled(self, found: Sequence[Note | Built]) -> float:
         """Tell what was compiled while an iteration ran; the seconds that took, which are no part
         of the iteration's time. Recurrences are compiled beside it."""
-        for built in found:
-            if isinstance(built, Built):
-                self.log.add(_remark_of(built))
+        for remark in remarks_of(found):
+            self.log.add(remark)
         notes = [note for note in found if isinstance(note, Note)]
-        for note in notes:
-            if note.why:
-                why = f"{note.name}, {note.seconds:.1f} s: {note.why}"
-                code = "probe-values-differ" if "differs" in note.why else "not-available"
-                self.log.add(Remark("missed", "fuse", (), code, why))
-            else:
-                why = f"{note.name} compiled by Inductor in {note.seconds:.1f} s"
-                self.log.add(Remark("note", "fuse", (), "inductor", why))
         seconds = sum(note.seconds for note in notes)
         self._was_compiling = any(note.seconds for note in found)
         if notes:
@@ -299,61 +288,6 @@ class Tuning:
         if out_of_memory or _innermost(error) == emitted.filename:
             self.failed(decision, error)
 
-    def _remember(self) -> None:
-        """Remarks on the schedule that was kept and on those that were not, with what was gained
-        or lost by each, measured and predicted, in seconds an iteration."""
-        assert self._chooser is not None
-        rows = self._chooser.reports()
-        before, kept = rows[self._chooser.eager], rows[self._chooser.best]
-        if kept is not before:
-            why = f"[{kept.decision}] is kept: {kept.verdict}{self._expected(kept, rows)}"
-            gain = _difference(before, kept)
-            self.log.add(Remark("applied", PASS, (), "tune", why, gain=gain))
-        for row in rows:
-            if row.decision is None or row.decision == self.chosen or not row.trials:
-                continue
-            if self._told.get(row.decision) == row.verdict:
-                continue
-            self._told[row.decision] = row.verdict
-            why = f"[{row.decision}]: {row.verdict}{self._expected(row, rows)}"
-            gain = _difference(kept, row)
-            self.log.add(Remark("missed", PASS, (), "measured-slower", why, gain=gain))
-
-    def _expected(self, row: Report, rows: Sequence[Report]) -> str:
-        """What a schedule was predicted to gain over program order, or by its quotas."""
-        assert self._chooser is not None
-        decision = row.decision
-        if decision is not None and decision in self._quotas:
-            without, expected = (1e3 * s for s in self._quotas[decision])
-            return (
-                f"; predicted {expected:.3g} ms an iteration with these cores, "
-                f"{expected - without:+.3g} ms over threads that nobody bounds"
-            )
-        base, before = self.forecast(Decision()), rows[self._chooser.eager].seconds_per_work
-        seconds = None if decision is None else self.forecast(decision)
-        if base is None or before is None or seconds is None:
-            return ""
-        if off(base, before):
-            return (
-                "; nothing can be predicted over program order: the iteration that was profiled "
-                f"adds up to {1e3 * base:.3g} ms, those measured later took {1e3 * before:.3g} ms"
-            )
-        errors = [
-            found.error(other.seconds_per_work)
-            for other in rows
-            if other is not row and other.decision is not None and other.seconds_per_work
-            if (ahead := self.forecast(other.decision)) is not None
-            if (found := forecast_of(ahead, base, before)) is not None
-        ]
-        made = forecast_of(seconds, base, before, errors)
-        if made is None:
-            return ""
-        low, middle, high = (1e3 * s for s in (made.low, made.seconds, made.high))
-        return (
-            f"; predicted {middle:.3g} ms an iteration ({low:.3g} to {high:.3g}), "
-            f"{middle - 1e3 * before:+.3g} ms over program order"
-        )
-
     def summary(self) -> str:
         """One line on what is in force and why."""
         if self._chooser is None:
@@ -369,45 +303,12 @@ class Tuning:
 
     def table(self, width: int = 100) -> str:
         """What was tried, as text of at most ``width`` columns; empty when nothing was."""
-        if self._chooser is None:
-            return ""
-        rows = self._chooser.reports()
-        names = ["eager" if row.decision is None else str(row.decision) for row in rows]
-        room = min(max(map(len, (*names, "schedule"))), max(width - 24, 20))
-        lines = [f"  {'schedule':<{room}} {'trials':>6}  s/iteration"]
-        for row, name in zip(rows, names, strict=True):
-            score = "-" if row.seconds_per_work is None else f"{row.seconds_per_work:.4f}"
-            mark = "*" if row.decision == self.chosen and self._chooser.settled else " "
-            first, *more = textwrap.wrap(name, room, break_long_words=False)
-            lines.append(f"{mark} {first:<{room}} {row.trials:>6} {score:>12}")
-            lines += [f"  {text}" for text in more]
-            lines += textwrap.wrap(
-                row.verdict, width, initial_indent="      ", subsequent_indent="      "
-            )
-        return "\n".join(lines)
+        return "" if self._chooser is None else self.verdicts.table(self._chooser, width)
 
 
 def _compiled(decision: Decision | None, fuse: bool, hosted: bool) -> Decision:
     """A schedule with its losses compiled; for the user's own statements, program order."""
     return replace(decision or Decision(fuse=fuse, hosted=hosted), compile=True)
-
-
-def _remark_of(built: Built) -> Remark:
-    """What became of compiling a recurrence."""
-    if built.why:
-        code = "probe-bits-differ" if "differs" in built.why else "not-available"
-        return Remark("missed", "scan", (), code, f"{built.name} stays on numpy: {built.why}")
-    how = f"compiled to C in {built.seconds:.1f} s, beside the training"
-    if not built.seconds:
-        how = "taken in C from what an earlier run has compiled"
-    return Remark("note", "scan", (), "native-scan", f"{built.name} {how}")
-
-
-def _difference(slow: Report, fast: Report) -> float | None:
-    """How much less an iteration of the second takes than one of the first, in seconds."""
-    if slow.seconds_per_work is None or fast.seconds_per_work is None:
-        return None
-    return slow.seconds_per_work - fast.seconds_per_work
 
 
 def _innermost(error: BaseException) -> str:

@@ -346,7 +346,7 @@ class Unit(Building):
                 compilable=self._compilable,
             )
             self._tuning.progress.name = self.program.name
-            self._tuning.forecast = self.forecast
+            self._tuning.verdicts.forecast = self.forecast
             self._tuning.bound = lambda one: self.cores.with_shards(one, self.program.objects)
             self._tuning.limit(self._runs())
         return self._tuning
