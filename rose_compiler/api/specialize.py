@@ -14,8 +14,10 @@ from rose_compiler.api.trips import Trips
 from rose_compiler.api.unit import Unit
 from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.frontend.capture import capture
+from rose_compiler.frontend.graphs import lifted
 from rose_compiler.frontend.guards import Arguments, make_guards
 from rose_compiler.frontend.unit import find_iterations, spans_trips, steps_itself, trips_of
+from rose_compiler.ir.losses import Loss
 from rose_compiler.ir.program import Program
 from rose_compiler.ir.verify import verify
 from rose_compiler.runtime.support import Runtime
@@ -52,8 +54,9 @@ class Specialization:
             for n, u in self._trips.items()
             if spans_trips(n)
         }
+        self.guards.shared.sized = self._sized
         make = [self.guards.values, self.guards.layout]
-        for each in (*self._trips.values(), *([self._whole] if self._whole else [])):
+        for each in self._units():
             each.make = make
         for number, each in enumerate(self._trips.values()):
             each.folder = f"loop-{number}" if len(self._trips) > 1 else ""
@@ -73,9 +76,21 @@ class Specialization:
         inputs += [arguments.states[n] for n in program.state_params]
         return Trips(self.trip_unit, self.spans, arguments.states, runtime).root(program, inputs)
 
+    def _units(self) -> list[Unit]:
+        return [*self._trips.values(), *([self._whole] if self._whole else [])]
+
+    def _sized(self) -> set[str]:
+        """States whose tensors were there when graphs were traced, which hold their sizes."""
+        found: set[str] = set()
+        for each in self._units():
+            found |= lifted(each.program)
+            for loss in each.watch.losses.values():
+                found.update(loss.states if isinstance(loss, Loss) else ())
+        return found
+
     def release(self) -> None:
         """Take back the quotas in force, and let go what would bring components back."""
-        for each in (*self._trips.values(), *([self._whole] if self._whole else [])):
+        for each in self._units():
             each.cores.release()
             each.processes.release()
             for component in each.hosts():

@@ -58,6 +58,18 @@ def trace_runs(program: Program, record: Record, log: RemarkLog) -> int:
     return made
 
 
+def lifted(program: Program) -> set[str]:
+    """States whose tensors traced graphs of a program are handed."""
+    deps = Dependences(program)
+    return {
+        effect.state
+        for node in program.nodes()
+        if is_call(node) and not is_call(node, STATE) and op_of(node).kind == "graph"
+        for effect in deps.effects(node)
+        if not effect.write
+    }
+
+
 def _written(graph: fx.Graph, deps: Dependences) -> set[str]:
     """States that operations of a body write, generators apart."""
     return {

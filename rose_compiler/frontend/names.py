@@ -54,6 +54,8 @@ class StateNames:
         self._inside: dict[int, tuple[str, str]] = {}  # submodules: the module named, and the path
         self._keep: list[Any] = []
         self._ranges: tuple[int, np.ndarray, np.ndarray] | None = None
+        # a root that is another object is seen elsewhere; a tensor may be pointed at other memory
+        self.slots += [(roots.get, n, n) for n, v in roots.items() if isinstance(v, torch.Tensor)]
         self._walk([(name, name, value) for name, value in roots.items()])
 
     def add(self, name: str, value: Any) -> None:

@@ -1,12 +1,14 @@
-"""Which states lie in the same memory, and a check before each call that it is still so.
+"""Which states lie in the same memory and of what make they are, and a check before each call.
 
 A program takes for granted what each name touches. Below one root an attribute may be bound anew,
 or a tensor may be pointed at other memory, without that any object the guards hold is another.
+``module.double()`` and ``module.to("cuda")`` do just that and keep the parameters' identity.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ from rose_compiler.frontend.scalar import is_scalar
 
 Relation = dict[str, frozenset[str]]
 _Read = Callable[[Any], Any]
+#: Dtype, device and shape.
+Make = tuple[torch.dtype, torch.device, torch.Size]
 
 
 def relation_of(names: StateNames) -> Relation:
@@ -44,11 +48,17 @@ class Shared:
     Seeing the same objects in the same places again costs a comparison each. A tensor or array that
     was put in the place of another is compared with the memory of the others; anything else new is
     walked. Names that were not there at capture don't count: the program knows none of them.
+
+    A tensor must also keep its dtype and device. Its shape matters where a traced graph holds
+    numbers that were read from it; ``sized`` says for which states. Items of sequences, which have
+    no names of their own, are compared in nothing but their memory.
     """
 
     def __init__(self, names: StateNames) -> None:
         self.known = {*names.names.values(), *(name for *_, name in names.slots)}
         self.relation = self._of_known(names)
+        self.makes = _makes(names)
+        self.sized: Callable[[], Collection[str]] = tuple
         self.look(names)
 
     def look(self, names: StateNames) -> None:
@@ -70,10 +80,14 @@ class Shared:
         self._touched = {*relation, *(o for others in relation.values() for o in others)}
 
     def changed(self, states: Mapping[str, Any]) -> str | None:
-        """What is shared now and was not at capture, or the other way round."""
+        """What is shared now and was not at capture, or the other way round; or what is a tensor of
+        another make."""
         if self._as_it_was():
             return None
         names = StateNames(dict(states))
+        for name, made in _makes(names).items():
+            if not self._fits(name, made):
+                return f"{name} changed from a {_told(self.makes[name])} to a {_told(made)}"
         found = self._of_known(names)
         if found == self.relation:
             self.look(names)
@@ -124,7 +138,9 @@ class Shared:
         for k in moved:
             read, key, *_, name = self._leaves[k]
             value = read(key)
-            found = memory_range(value) if isinstance(value, torch.Tensor) else None
+            if not isinstance(value, torch.Tensor) or not self._fits(name, _make(value)):
+                return False
+            found = memory_range(value)
             if found is None or name in self._touched or id(value) in elsewhere:
                 return False
             elsewhere.add(id(value))
@@ -142,6 +158,11 @@ class Shared:
         self._memory = memory
         return True
 
+    def _fits(self, name: str, made: Make) -> bool:
+        """Whether what was captured is right for a tensor of this make."""
+        before = self.makes.get(name, made)
+        return before[:2] == made[:2] and (before == made or name not in self.sized())
+
     def _of_known(self, names: StateNames) -> Relation:
         found = relation_of(names)
         kept = {name: o & self.known for name, o in found.items() if name in self.known}
@@ -150,6 +171,27 @@ class Shared:
 
 def _plain(value: Any) -> bool:
     return isinstance(value, np.generic) or is_scalar(value) or callable_only(value)
+
+
+def _makes(names: StateNames) -> dict[str, Make]:
+    """The make of every tensor that has a name for itself, by it."""
+    count = Counter(name for *_, name in names.slots)
+    several = {name for _, name in names.lengths}
+    found = ((name, read(key)) for read, key, name in names.slots if count[name] == 1)
+    return {
+        name: _make(value)
+        for name, value in found
+        if isinstance(value, torch.Tensor) and name not in several
+    }
+
+
+def _make(tensor: torch.Tensor) -> Make:
+    return tensor.dtype, tensor.device, tensor.shape
+
+
+def _told(made: Make) -> str:
+    dtype, device, shape = made
+    return f"{str(dtype).removeprefix('torch.')} tensor of {tuple(shape)} on {device}"
 
 
 def _mark(tensor: torch.Tensor) -> tuple[int, int, Any]:

@@ -109,6 +109,92 @@ def test_a_change_below_the_same_root_is_seen(change: Callable[[Any], None]) -> 
     assert shared.changed({"t": t}) == found, "the program captured before never fits"
 
 
+def other_dtype(t: Any) -> None:
+    t.b = t.b.double()
+
+
+def other_dtype_in_place(t: Any) -> None:
+    t.inner.c.data = t.inner.c.double()
+
+
+def module_of_other_dtype(t: Any) -> None:
+    weight = t.net.weight
+    t.net.double()
+    assert t.net.weight is weight, "torch keeps the parameter and gives it other data"
+
+
+def new_module_of_other_dtype(t: Any) -> None:
+    t.net = torch.nn.Linear(3, 3).double()
+
+
+def other_device(t: Any) -> None:
+    t.b = t.b.to("meta")
+
+
+def entry_on_another_device(t: Any) -> None:
+    t.table["x"] = t.table["x"].to("meta")
+
+
+def module_on_another_device(t: Any) -> None:
+    t.net.to("meta")
+
+
+#: What moves, and the words that have to tell it.
+MOVES = {
+    other_dtype: "t.b changed from a float32 tensor of (4, 3) on cpu to a float64",
+    other_dtype_in_place: "t.inner.c changed from a float32 tensor of (3,) on cpu to a float64",
+    module_of_other_dtype: "t.net.params.weight changed from a float32",
+    new_module_of_other_dtype: "t.net.params.weight changed from a float32",
+    other_device: "t.b changed from a float32 tensor of (4, 3) on cpu to a float32 tensor of (4, 3)"
+    " on meta",
+    entry_on_another_device: "on cpu to a float32 tensor of (2,) on meta",
+    module_on_another_device: "t.net.params.weight changed from a float32 tensor of (3, 3) on cpu "
+    "to a float32 tensor of (3, 3) on meta",
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_another_dtype_or_device_below_the_same_root_is_seen(move: Callable[[Any], None]) -> None:
+    t = things()
+    shared = Shared(StateNames({"t": t}))
+    move(t)
+    for _ in range(2):
+        assert MOVES[move] in (shared.changed({"t": t}) or ""), "it never fits"
+
+
+def test_a_root_that_is_a_tensor_may_be_given_other_data() -> None:
+    root, other = torch.zeros(3), torch.zeros(3)
+    states = {"root": root, "other": other}
+    shared = Shared(StateNames(states))
+    root.data = torch.zeros(3)
+    assert shared.changed(states) is None
+    root.data = other
+    assert "memory with" in (shared.changed(states) or "")
+    root.data = torch.zeros(3, dtype=torch.float64)
+    assert "root changed from a float32" in (shared.changed(states) or "")
+
+
+def test_another_shape_matters_where_graphs_hold_it() -> None:
+    for sized in ((), ("t.b",), ("t.net.params.bias",)):
+        t = things()
+        shared = Shared(StateNames({"t": t}))
+        shared.sized = lambda: sized  # noqa: B023  # asked in this trip
+        t.b = torch.zeros(9, 3)
+        found = shared.changed({"t": t})
+        assert (found is None) == (sized != ("t.b",))
+        t.net.bias.data = torch.zeros(5)
+        found = shared.changed({"t": t})
+        assert (found is None) == (sized == ())
+
+
+def test_items_of_a_sequence_may_be_of_any_make() -> None:
+    t = things()
+    shared = Shared(StateNames({"t": t}))
+    t.parts[0] = torch.zeros(4, dtype=torch.int64)
+    t.parts.append(1.0)
+    assert shared.changed({"t": t}) is None
+
+
 def test_what_no_longer_shares_is_a_change() -> None:
     for first in ("a", "b"):
         t = things()
