@@ -193,7 +193,7 @@ def _replace(program: Program, run: Run, record: Record, rewriter: Rewriter) -> 
                 inputs.append(argument)
                 examples[argument] = value
     names = names_of(inputs)
-    lifted = dict(record.names.tensors)
+    lifted = record.names.attributes()
     with as_recorded(record.examples[run.nodes[0]].modes):
         traced = trace(
             _function(run, inputs, states, outputs),

@@ -205,7 +205,7 @@ class _Tracer:
             traced = trace(
                 run_function(run, list(inputs), states, self.backward, loss, results),
                 tuple(value for _, _, value in inputs.values()),
-                lifted=dict(self.record.names.tensors),
+                lifted=self.record.names.attributes(),
                 names=names_of(list(inputs)),
                 roots=tuple(states.values()),
             )

@@ -214,6 +214,11 @@ class StateNames:
         for value in self._keep:
             yield self.names[id(value)], value
 
+    def attributes(self) -> dict[str, torch.Tensor]:
+        """The tensors that attributes lead to from a root, by name: what a name can be read by. The
+        items of a sequence have its name."""
+        return {name: t for name, t in self.tensors.items() if id(t) in self.paths}
+
     def path_of(self, value: Any) -> str | None:
         """A root and attributes that lead to a live object, if any do."""
         return self.paths.get(id(value))

@@ -119,3 +119,29 @@ def test_what_a_graph_was_traced_with_is_guarded(change: Callable[[Any, Any], No
     assert len(recaptures(fast)) == (word is not None)
     assert word is None or word in recaptures(fast)[0]
     fast.close()
+
+
+def listed(envs: Any, weights: Any, obs: Any) -> Any:
+    for _ in range(3):
+        z = obs * 2
+        z = z + 1
+        z = z.tanh()
+        action = z * weights[0]
+        obs, _, _, _, _ = envs.step(action.numpy())
+        obs = torch.as_tensor(obs, dtype=torch.float32)
+    return obs
+
+
+def test_a_tensor_in_a_list_is_read_from_the_list() -> None:
+    results, fast = [], rose_compiler.compile(listed, numerics="bitwise", tune=False)
+    for fn in (listed, fast):
+        envs = ShardedEnv.split([Drift] * 8, shards=2, hosts="inline")
+        weights = [torch.full((3,), 0.5)]
+        obs = torch.as_tensor(envs.reset(seed=0)[0], dtype=torch.float32)
+        for call in range(4):
+            weights[0] = weights[0] + call
+            obs = fn(envs, weights, obs)
+        results.append(obs)
+        envs.close()
+    assert torch.equal(*results)
+    fast.close()
