@@ -32,6 +32,9 @@ from rose_compiler.runtime.quotas.moves import move
 
 PASS = "quota"
 _LANE = "host:"
+_AGAIN = (
+    "iterations have changed their length for good: operations are measured anew, and cores planned"
+)
 
 
 class CoreQuotas:
@@ -40,6 +43,8 @@ class CoreQuotas:
     def __init__(self, log: RemarkLog) -> None:
         self._log = log
         self._asked = False
+        self._drifts = 0  # those that quotas were planned anew after
+        self._again = False  # it is a search that is over that they are looked for in
         self._beside: Decision | None = None  # the schedule that quotas are looked for
         self._points = Points(frozenset({0}))
         self._made: tuple[Decision, Instrumented] | None = None
@@ -58,23 +63,36 @@ class CoreQuotas:
         """The schedule to be profiled next, so that quotas can be proposed: program order with
         several numbers of cores, then the first one whose components run beside the rest."""
         if self._beside is not None:
-            if tuning.beside is None:  # the budget ended while points were taken
+            if not self._looking(tuning):  # the budget ended while points were taken
                 self.give_up()
                 return None
             return Decision() if self._points.count is not None else self._beside
-        if self._asked or not tuning.tuned:
+        if not tuning.tuned:
             return None
-        decision = tuning.beside
+        again = self._again = tuning.settled and tuning.drifts > self._drifts
+        if again:
+            self._drifts = tuning.drifts
+        elif self._asked:
+            return None
+        decision = tuning.again() if again else tuning.beside
         if decision is None or not crowded(_processes(objects)):
             return None
         self._asked = True
         if not close:
             why = 'numerics="bitwise" keeps the thread counts of eager execution: sums hang on them'
-            self._miss(Blocker("switched-off", why, 'numerics="close"'))
+            if not again:
+                self._miss(Blocker("switched-off", why, 'numerics="close"'))
             return None
+        if again:
+            self.release()  # who is bound already can't be given more cores
+            self._log.add(Remark("note", PASS, (), "replanned", _AGAIN))
         self._beside = decision
         self._points = Points(frozenset(os.sched_getaffinity(0)))
         return Decision()
+
+    def _looking(self, tuning: Tuning) -> bool:
+        """Whether there is still a search that quotas can join."""
+        return (tuning.again() if self._again else tuning.beside) is not None
 
     def profiled(
         self, schedule: Schedule, run: Callable[[Instrumented], Any], objects: dict[str, Any]
@@ -98,7 +116,7 @@ class CoreQuotas:
             return
         decision, made = self._made
         self.give_up()
-        if tuning.beside is None:  # the last of the profiles took the rest of the budget
+        if not self._looking(tuning):  # the last of the profiles took the rest of the budget
             return
         profile = made.latest
         plan = plan_quotas(profile, "cpu", self._points.alone(), self._points.outside())
@@ -111,7 +129,8 @@ class CoreQuotas:
         without = max(s.end_s for s in spans) - min(s.start_s for s in spans)
         decision = replace(decision, cores=cores)
         self.plans[decision] = plan
-        tuning.offer(decision, without, plan.predicted_s)
+        put = tuning.reconsider if self._again else tuning.offer
+        put(decision, without, plan.predicted_s)
 
     def give_up(self) -> None:
         """Nothing more is profiled for quotas."""

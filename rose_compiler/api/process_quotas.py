@@ -1,88 +1,146 @@
 """Quotas that a process gets when it starts, for components in hosts: changed between iterations.
 
-Once a schedule is settled on and profiled, its plan of SMs is put into force, where the machine has
-MPS: components that have no state, or can hand it over, go on in new processes, all moved together.
-What iterations took before is compared with what they take then; where they are slower, all goes
-back.
+Once a schedule is settled on and profiled, its plan of SMs is tried, where the machine has MPS:
+components that have no state, or can hand it over, go on in new processes, all moved together. What
+is in force and the new plan take turns in blocks of iterations (:mod:`rose_compiler.tune.blocks`);
+the plan stays if it is faster beyond doubt, else all go back. After a drift the schedule is
+profiled anew, and the plan that follows from that meets the one in force the same way.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import torch
 
 from rose_compiler.api.objects import hosted
+from rose_compiler.api.profiling import Profiling
+from rose_compiler.api.quotas import plan_quotas
+from rose_compiler.api.tuning import Tuning
 from rose_compiler.base.errors import QuotaError
 from rose_compiler.base.quota import BY_PROCESS, QuotaPlan
 from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.runtime.quotas import Applied, QuotaBackend, all_backends
 from rose_compiler.runtime.quotas.moves import move
+from rose_compiler.tune.blocks import Blocks
 
 PASS = "quota"
-#: Iterations, and their seconds, that are compared at least.
-LEAST, LEAST_S = 8, 0.5
+
+
+@dataclass
+class _Trial:
+    """A plan that meets what is in force, for the components that could be moved, by lane."""
+
+    old: QuotaPlan | None
+    new: QuotaPlan
+    parts: dict[str, Any]
+    blocks: Blocks = field(default_factory=Blocks)
+    moving_s: float = 0.0
+    changed: bool = False
+
+    @property
+    def wanted(self) -> QuotaPlan | None:
+        """What the next iteration is to run under; the winner once that is decided."""
+        return self.new if self.blocks.new else self.old
 
 
 class ProcessQuotas:
-    """The process quotas of one unit. ``available`` says whether there is a device to share."""
+    """The process quotas of one unit. ``available`` says whether there is a device to share,
+    ``budget_s`` are the seconds that moving components may take in one comparison."""
 
     def __init__(
         self,
         log: RemarkLog,
         available: Callable[[], bool] = torch.cuda.is_available,
         backends: Callable[[], Sequence[QuotaBackend]] = all_backends,
+        budget_s: float = 60.0,
     ) -> None:
         self._log = log
         self._available = available
         self._backends = backends
+        self._budget_s = budget_s
         #: The plan in force, if any.
         self.plan: QuotaPlan | None = None
         #: The plan that not all could be moved to: for the next start.
         self.pending: QuotaPlan | None = None
         self._applied: Applied | None = None
-        self._moved: dict[str, Any] = {}
-        self._times: list[float] = []
-        self._before: float | None = None
+        self._holds: QuotaPlan | None = None  # what was applied last
+        self._moved: dict[str, Any] = {}  # components that went to other processes, by lane
+        self._given: dict[str, dict[str, str]] = {}  # the variables that these have there
+        self._trial: _Trial | None = None
         self._done = False
+        self._drifts = 0  # those that quotas were planned anew after
+
+    @property
+    def comparing(self) -> bool:
+        """Whether plans take turns, so that lengths of iterations say nothing of the schedule."""
+        return self._trial is not None
+
+    def between(
+        self, objects: dict[str, Any], tuning: Tuning, profiling: Profiling, backend: str
+    ) -> None:
+        """:meth:`boundary` for the schedules of one unit; ``backend`` is ``compile``'s."""
+        if tuning.drifts != self._drifts:
+            self._drifts = tuning.drifts
+            profiling.anew()
+            self.again()
+        before = self.plan
+        self.boundary(
+            objects,
+            lambda: plan_quotas(profiling.last.profile, backend),
+            tuning.settled and not profiling.pending(tuning.best),
+        )
+        if self.plan is not before and not self.comparing:
+            tuning.steady()
 
     def boundary(
         self, objects: dict[str, Any], plan: Callable[[], QuotaPlan], profiled: bool
     ) -> None:
         """An iteration begins. ``profiled``: its schedule is settled on, and was profiled."""
         self._check()
-        if self._done:
-            return
-        if not profiled:
-            self._times.clear()
-            return
-        components = {f"host:{n}": h for n, h in hosted(objects).items() if h.hosts == "process"}
-        if not components or not self._available():
+        if self._trial is None:
+            if self._done or not profiled:
+                return
             self._done = True
-        elif self._enough():
-            median, self._times = statistics.median(self._times), []
-            if self._before is None:
-                self._before = median
-                self._change(components, plan())
-            else:
-                self._judge(median)
+            self._trial = self._begun(objects, plan)
+        elif not profiled:  # a search has begun: what is known must do
+            self._trial.blocks.stop()
+        trial = self._trial
+        for _ in range(2):  # the first change may be the last one
+            if trial is not None and trial.wanted is not self.plan:
+                self._change(trial)
+                trial = self._trial
+        if trial is not None and trial.blocks.decided:
+            self._tell(trial)
 
     def record(self, seconds: float) -> None:
         """An iteration of the schedule that is settled on took so long."""
-        if not self._done:
-            self._times.append(seconds)
+        if self._trial is not None:
+            self._trial.blocks.record(seconds)
+
+    def again(self) -> None:
+        """Iterations have changed their length for good: once the schedule is settled on and
+        profiled anew, the plan that follows from that meets the one in force."""
+        self._done = False
 
     def release(self) -> None:
         """Take the quotas back: whoever was moved goes on in a process without them, before the
         daemon that they rest on ends."""
-        moved, self._moved = self._moved, {}
-        applied, self._applied = self._applied, None
-        self.plan = None
-        if moved:
-            self._note(move(moved, {lane: {} for lane in moved}))
+        self.plan = self._trial = None
+        self._leave()
+        self._moved = {}
+
+    def _leave(self) -> None:
+        """Nobody rests on what was applied any more, and it ends."""
+        held = {lane: self._moved[lane] for lane, given in self._given.items() if given}
+        self._given = {}
+        if held:
+            self._note(move(held, {lane: {} for lane in held}))
+        applied, self._applied, self._holds = self._applied, None, None
         if applied is not None:
             with suppress(QuotaError, OSError):
                 applied.close()
@@ -94,53 +152,105 @@ class ProcessQuotas:
         try:
             self._applied.check()
         except QuotaError as error:
-            applied, self._applied = self._applied, None
+            applied, self._applied, self._holds = self._applied, None, None
             with suppress(QuotaError, OSError):
                 applied.close()
-            self.plan, self._done = None, True
-            why = f"quotas have gone: {error.what}"
-            self._note([Remark.from_blocker(PASS, Blocker("not-available", why, error.help))])
+            self.plan, self._trial, self._done = None, None, True
+            self._missed(f"quotas have gone: {error.what}", error.help)
 
-    def _enough(self) -> bool:
-        return len(self._times) >= LEAST and sum(self._times) >= LEAST_S
+    def _begun(self, objects: dict[str, Any], plan: Callable[[], QuotaPlan]) -> _Trial | None:
+        """What is in force against the plan of the latest profile, if that is another one."""
+        found = {f"host:{n}": h for n, h in hosted(objects).items() if h.hosts == "process"}
+        if not found or not self._available():
+            return None
+        made = plan()
+        parts = {s.lane: found[s.lane] for s in made.shares if s.lane in found}
+        if made.backend not in BY_PROCESS or not parts or self._backend(made) is None:
+            return None
+        if self.plan is not None and made.shares == self.plan.shares:
+            why = "quotas of SMs planned anew are those in force"
+            self._note([Remark("note", PASS, (), "replanned", why)])
+            return None
+        return _Trial(self.plan, made, parts)
 
-    def _change(self, components: dict[str, Any], plan: QuotaPlan) -> None:
-        lanes = [share.lane for share in plan.shares if share.lane in components]
-        backend = next((b for b in self._backends() if b.name == plan.backend), None)
-        if plan.backend not in BY_PROCESS or not lanes or backend is None:
-            self._done = True
-            return
+    def _backend(self, plan: QuotaPlan) -> QuotaBackend | None:
+        return next((b for b in self._backends() if b.name == plan.backend), None)
+
+    def _change(self, trial: _Trial) -> None:
+        """Put the plan into force whose turn it is: who needs another process for that is moved,
+        all together."""
+        began, plan = perf_counter(), trial.wanted
         try:
-            self._applied = applied = backend.apply(plan)
+            environments = self._environments(trial, plan)
         except QuotaError as error:
-            self._done = True
-            why = f"{backend.name} refused the plan: {error.what}"
-            self._note([Remark.from_blocker(PASS, Blocker("not-available", why, error.help))])
-            return
-        environments = {lane: applied.environment(lane) for lane in lanes}
-        pids = {lane: components[lane].pid for lane in lanes}
-        missed = move({lane: components[lane] for lane in lanes}, environments, applied.started)
-        self._note(missed)
-        self._moved = {n: components[n] for n in lanes if components[n].pid != pids[n]}
-        self.pending = plan if missed else None
-        if self._moved:
-            self.plan = plan
-        else:
-            self._done = True
             self.release()
+            self._missed(f"the plan was refused: {error.what}", error.help)
+            return
+        anew = {n: e for n, e in environments.items() if e != self._given.get(n, {})}
+        pids = {lane: trial.parts[lane].pid for lane in anew}
+        started = _nothing if plan is None or self._applied is None else self._applied.started
+        missed = move({lane: trial.parts[lane] for lane in anew}, anew, started)
+        self._note(missed)
+        for lane, environment in anew.items():
+            if trial.parts[lane].pid != pids[lane]:
+                self._moved[lane], self._given[lane] = trial.parts[lane], environment
+            else:  # it stays as it is under either plan
+                del trial.parts[lane]
+        self.plan = plan
+        if missed:
+            self.pending = trial.new
+        trial.moving_s += perf_counter() - began
+        if not trial.parts:
+            self.plan = trial.old
+            self._trial = None
+            if trial.old is None:
+                self.release()
+        elif trial.moving_s > self._budget_s or (missed and trial.changed):
+            trial.blocks.stop()
+        trial.changed = True
 
-    def _judge(self, after: float) -> None:
-        assert self._before is not None
-        self._done = True
-        names = ", ".join(self._moved)
-        if after <= self._before:
-            why = f"{names} in processes with quotas of SMs: {1e3 * after:.3g} ms an iteration"
-            gain = self._before - after
+    def _environments(self, trial: _Trial, plan: QuotaPlan | None) -> dict[str, dict[str, str]]:
+        """The variables that each component's process is to have. Raises ``QuotaError`` where the
+        machine refuses the plan."""
+        if plan is None:
+            return {lane: {} for lane in trial.parts}
+        if self._applied is not None and self._holds is not plan:
+            try:
+                self._applied.replan(plan)
+            except QuotaError:  # not while processes rest on it
+                self._leave()
+        if self._applied is None:
+            backend = self._backend(plan)
+            assert backend is not None
+            self._applied = backend.apply(plan)
+        self._holds = plan
+        return {lane: self._applied.environment(lane) for lane in trial.parts}
+
+    def _tell(self, trial: _Trial) -> None:
+        """The comparison is over, and the winner in force."""
+        self._trial = None
+        blocks, names = trial.blocks, ", ".join(trial.parts)
+        pairs = len(blocks.speedups)
+        text = f"{blocks.interval} times the speed in {pairs} pairs of blocks" if pairs else ""
+        if blocks.won:
+            after = blocks.seconds(True)
+            what = f"{names} in processes with quotas of SMs"
+            why = f"{what}: {text}, {1e3 * after:.3g} ms an iteration"
+            gain = blocks.seconds(False) - after
             self._note([Remark("applied", PASS, (), "moved", why, gain=gain)])
             return
-        self.release()
-        why = f"quotas of SMs for {names}: slower by {after / self._before - 1:.0%}, and taken back"
+        self.pending = None
+        why = f"quotas of SMs for {names}: {text or 'not compared to the end'}, and taken back"
         self._note([Remark.from_blocker(PASS, Blocker("measured-slower", why))])
+        if trial.old is None:
+            self.release()
+
+    def _missed(self, why: str, help: str | None) -> None:
+        self._note([Remark.from_blocker(PASS, Blocker("not-available", why, help))])
 
     def _note(self, remarks: Sequence[Remark]) -> None:
         self._log.extend(remarks)
+
+
+def _nothing(lane: str, pid: int) -> None:
+    """A process that has no quota started."""

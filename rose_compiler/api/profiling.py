@@ -154,10 +154,17 @@ class Profiling:
         self.baseline_done = False
         self._runs: dict[Decision, int] = {}
         self._asked = 0
+        self._old: set[Decision] = set()  # whose profile is no longer what iterations take
 
     def ask(self, iterations: int) -> None:
         """Profile the next iterations that run a schedule."""
         self._asked = iterations
+
+    def anew(self) -> None:
+        """Iterations have changed: what is settled on next is profiled as if it were new. Program
+        order is not, since predictions start from what was measured beside it."""
+        self._runs.clear()
+        self._old = {one for one in self.of if one != Decision()}
 
     def wanted(self, decision: Decision, settled: bool) -> bool:
         """Whether the iteration that is about to run this schedule is to be profiled."""
@@ -176,7 +183,8 @@ class Profiling:
     def runner(self, decision: Decision, program: Program) -> Callable[..., Any]:
         """A function that runs one iteration of a schedule and notes what it takes."""
         found = self.of.get(decision)
-        if found is None or found.program is not program:
+        if found is None or found.program is not program or decision in self._old:
+            self._old.discard(decision)
             # program order is what all schedules are compared with, in memory too
             whole = decision != Decision()
             found = self.of[decision] = Instrumented(program, self.machine, stretches=not whole)

@@ -69,7 +69,8 @@ class Tuning:
         self._entry: Entry | None = None
         self._iterations = 0
         self._adopted = False  # what is in force was not tried in this run
-        self._asked_to_compile = self._asked_to_bind = False
+        self._asked_to_compile = False
+        self._bound_after = -1  # drifts after which simulators bound to cores were tried
         self._was_compiling = False  # something was compiled while the last iteration ran
         #: A schedule with processes bound to cores, where that may pay.
         self.bound: Callable[[Decision | None], Decision | None] = lambda _: None
@@ -115,6 +116,43 @@ class Tuning:
         assert self._chooser is not None
         self.verdicts.quotas[decision] = without_s, with_s
         self._chooser.offer(decision)
+
+    @property
+    def drifts(self) -> int:
+        """How often iterations have changed their length for good since the first search."""
+        return 0 if self._chooser is None else self._chooser.drifts
+
+    def steady(self) -> None:
+        """Learn anew how long iterations take: more than the schedule was changed on purpose."""
+        if self._chooser is not None:
+            self._chooser.steady()
+
+    def spend(self, seconds: float) -> None:
+        """An iteration that quotas are looked for with, beside the search, took of its budget."""
+        if self._chooser is not None:
+            self._chooser.spend(seconds)
+            self.seconds += seconds
+
+    def again(self) -> Decision | None:
+        """The schedule that quotas are to be looked for once more, after a drift: what is settled
+        on, without its own; the first candidate with components beside the rest, where that is the
+        user's own statements or leaves them in line. ``None`` while a search is under way, or where
+        its budget is spent."""
+        chooser = self._chooser
+        if chooser is None or not chooser.settled or not chooser.allows(0.0):
+            return None
+        kept = self.chosen
+        if kept is not None and kept.hosted:
+            return replace(kept, cores=())
+        return next((c for c in chooser.candidates if c and c.hosted and not c.cores), None)
+
+    def reconsider(self, decision: Decision, without_s: float, with_s: float) -> None:
+        """Let what is settled on meet quotas that were planned anew; where they are the ones in
+        force, the same schedule without them, which a drift may have made the better one."""
+        assert self._chooser is not None
+        self.verdicts.quotas[decision] = without_s, with_s
+        other = replace(decision, cores=()) if decision == self.chosen else decision
+        self._chooser.challenge(other)
 
     @property
     def beside(self) -> Decision | None:
@@ -203,12 +241,26 @@ class Tuning:
                 follow(chooser)
 
     def _bind(self, chooser: Chooser) -> None:
-        """Let what is settled on meet the same with simulators bound to cores, once."""
-        if not self._asked_to_bind and not self._adopted and not chooser.ended_early:
-            self._asked_to_bind = True
-            if (decision := self.bound(self.chosen)) not in (None, *chooser.candidates):
-                assert decision is not None
-                chooser.challenge(decision)
+        """Let what is settled on meet the same with simulators bound to cores: once, and after each
+        drift, when it may also be that without them it has become the faster one."""
+        drifted = chooser.drifts > 0
+        if self._bound_after == chooser.drifts or chooser.ended_early:
+            return
+        if self._adopted and not drifted:
+            return
+        self._bound_after = chooser.drifts
+        kept = self.chosen
+        if (
+            kept is not None
+            and kept.cores
+            and all(lane.startswith("shard") for lane, _ in kept.cores)
+        ):
+            kept = replace(kept, cores=())
+        decision = self.bound(kept)
+        if decision == self.chosen:
+            decision = kept
+        if decision is not None and (drifted or decision not in chooser.candidates):
+            chooser.challenge(decision)
 
     def _compile(self, chooser: Chooser) -> None:
         """Let what is settled on meet the same with its losses compiled, once, where the training

@@ -17,7 +17,6 @@ from rose_compiler.api.orders import OrderCheck
 from rose_compiler.api.pipelining import Pipelining
 from rose_compiler.api.process_quotas import ProcessQuotas
 from rose_compiler.api.profiling import Profiling
-from rose_compiler.api.quotas import plan_quotas
 from rose_compiler.api.schedules import Schedule
 from rose_compiler.api.tracing import Trace, Tracer
 from rose_compiler.api.tuning import Tuning
@@ -56,7 +55,7 @@ class Unit(Building):
         self._hosted: bool | None = None  # whether any component lives in a host
         self._tuning: Tuning | None = None
         self.cores = CoreQuotas(log)
-        self.processes = ProcessQuotas(log)
+        self.processes = ProcessQuotas(log, budget_s=options.tune_budget)
         self.pipelining = Pipelining(log)
 
     def run(
@@ -158,13 +157,9 @@ class Unit(Building):
             self.memory.warn(self.program.name)
         if (unbound := self.cores.bind(self.program.objects, decision)) and decision is not None:
             self.cores.tell(decision, unbound)
-        if settled := tuning.settled:
+        if tuning.settled:
             self.cores.renew()
-        self.processes.boundary(
-            self.program.objects,
-            lambda: plan_quotas(self.profiling.last.profile, self.options.backend),
-            settled and not self.profiling.pending(tuning.best),
-        )
+        self.processes.between(self.program.objects, tuning, self.profiling, self.options.backend)
         target = self.tracer.take()
         trace = None
         if target is not None:
@@ -183,9 +178,12 @@ class Unit(Building):
             with self.cores.entered():
                 result = run()
             taken = time.perf_counter() - started
-            tuning.record(decision, taken - tuning.compiled(runtime.notes[notes:]))
-            if settled:
+            compiled = tuning.compiled(runtime.notes[notes:])
+            if self.processes.comparing:
                 self.processes.record(taken)
+                tuning.skip(taken - compiled)
+            else:
+                tuning.record(decision, taken - compiled)
         except Exception as error:
             tuning.raised(decision, error, None if self.last is None else self.last.emitted)
             raise
@@ -299,7 +297,7 @@ class Unit(Building):
         except BaseException:
             self.cores.give_up()
             raise
-        tuning.skip(time.perf_counter() - started)
+        (tuning.spend if tuning.settled else tuning.skip)(time.perf_counter() - started)
         self.cores.propose(tuning)
         return True, result
 

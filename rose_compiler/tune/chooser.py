@@ -88,6 +88,7 @@ class Chooser:
         self.trials: dict[int, list[Trial]] = {i: [] for i in range(len(self.candidates))}
         self.against_eager: dict[int, list[float]] = {}
         self._dropped: set[int] = set()
+        self._failed: set[int] = set()
         self._queue: list[int] = list(range(len(self.candidates)))
         self._open: Trial | None = None
         self._duel: tuple[int, int] | None = None
@@ -96,6 +97,8 @@ class Chooser:
         self._drift = Drift()
         self._challenged = False  # the champion has been settled on before
         self._before: int | None = None  # what was in force when a drift began the search anew
+        #: How often iterations have changed their length for good, since a schedule was settled on.
+        self.drifts = 0
         if len(self.candidates) == 1:
             self._settle(self.eager, "the only schedule there is")
 
@@ -168,11 +171,20 @@ class Chooser:
         if self._over_budget():
             self._end_early()
 
+    def spend(self, seconds: float) -> None:
+        """What is looked for beside the search took ``seconds`` of its budget."""
+        self.total_s += seconds
+        self.spent_s += seconds
+
+    def steady(self) -> None:
+        """Learn anew what is normal: something else than the schedule was changed on purpose."""
+        self._drift.reset()
+
     def allows(self, seconds: float) -> bool:
         """Whether the budget has room for so many seconds beside the iterations."""
         if self.budget_trips is not None and self.trips:
             return self.spent_s + seconds <= self.budget_trips * self.spent_s / self.trips
-        return self.spent_s + seconds <= self.budget_s
+        return self.spent_s + seconds <= self._most_s()
 
     def limit(self, trips: int) -> None:
         """The run has ``trips`` iterations: tuning takes at most :data:`SHARE` of them."""
@@ -193,11 +205,14 @@ class Chooser:
         self._settle(self.candidates.index(decision) if known else self._join(decision), why)
 
     def challenge(self, decision: Decision) -> None:
-        """Let one more schedule meet the one that is settled on, within what is left of the budget.
-        Whichever wins is not compared with eager once more."""
+        """Let one more schedule, or one that was tried before, meet the one that is settled on,
+        within what is left of the budget. Whichever wins is not compared with eager once more."""
         if not self.settled:
             raise ValueError("the search is not over")
-        candidate = self._join(decision)
+        known = decision in self.candidates
+        candidate = self.candidates.index(decision) if known else self._join(decision)
+        if candidate == self.best or candidate in self._failed:
+            return
         if self._over_budget():
             self.verdicts[candidate] = "the budget for tuning was spent"
             return
@@ -208,6 +223,7 @@ class Chooser:
     def failed(self, candidate: int, why: str) -> None:
         """``candidate`` can't be built or run: it is not tried again."""
         self._dropped.add(candidate)
+        self._failed.add(candidate)
         self.verdicts[candidate] = why
         self._open = None
         self._queue = [c for c in self._queue if c != candidate]
@@ -328,10 +344,11 @@ class Chooser:
     def _over_budget(self) -> bool:
         if self.budget_trips is not None and self.trips >= self.budget_trips:
             return True
-        most = self.budget_s
-        if self._before is not None:
-            most = max(most, SHARE * self.total_s)
-        return self.spent_s >= most
+        return self.spent_s >= self._most_s()
+
+    def _most_s(self) -> float:
+        """Seconds of iterations that the search may take."""
+        return max(self.budget_s, SHARE * self.total_s) if self.drifts else self.budget_s
 
     def _end_early(self) -> None:
         """The budget is spent: eager, unless the champion has clearly beaten it so far."""
@@ -369,6 +386,7 @@ class Chooser:
         again, within the budget; where eager won, the best of the others."""
         if not self._drift.feed(score, seconds):
             return
+        self.drifts += 1
         challenger = self.best
         if challenger == self.eager:
             last = {c: t[-1].score for c, t in self.trials.items() if t and c not in self._dropped}

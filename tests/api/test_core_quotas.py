@@ -123,6 +123,57 @@ def test_a_budget_that_ends_while_quotas_are_looked_for_ends_that_too(
     step.close()
 
 
+def test_a_drift_has_cores_planned_anew(far: Hosted, threads: None) -> None:
+    policy, seen = nn.Linear(3, 4), []
+    step = rose_compiler.compile(iteration, tune=True)
+    step(policy, far, seen)
+    tuning = step._last.unit.tuning()
+    chooser = tuning._chooser
+    assert chooser is not None
+    chooser.adopt(QUOTAS, "told to")
+    for _ in range(3):
+        step(policy, far, seen)
+    assert len(seen[-1][0]) == 1  # in force
+    chooser.drifts += 1
+    seen.clear()
+    for _ in range(7):  # the last one is profiled with the component beside the rest
+        assert tuning.settled
+        step(policy, far, seen)
+    alone = [(len(cores), threads) for cores, threads in seen[:6]]
+    assert alone == [(1, 1)] * 3 + [(2, 2)] * 3
+    assert seen[6] == (CORES, 2)
+    (planned,) = step._last.unit.cores.plans
+    assert not tuning.settled
+    rivals = {chooser.candidates[c] for c in set(chooser._queue)}
+    # quotas that are in force already meet the same schedule without any
+    assert rivals == {QUOTAS, replace(QUOTAS, cores=()) if planned == QUOTAS else planned}
+    assert "operations are measured anew" in " ".join(step.explain().split())
+    chooser._settle(chooser.best, "enough")
+    for _ in range(3):
+        step(policy, far, seen)
+    assert tuning.settled, "one drift is answered once"
+    step.close()
+    assert far.where() == (CORES, 2)
+
+
+def test_after_a_drift_what_is_bound_meets_the_same_unbound() -> None:
+    tuning = Tuning(Options(), 2, True, RemarkLog(), True)
+    chooser = tuning._chooser
+    assert chooser is not None
+    bound = Decision(groups=2, cores=(("shards", 1),))
+    tuning.bound = lambda one: None if one is None else replace(one, cores=(("shards", 1),))
+    chooser.adopt(bound, "told to")
+    tuning._bind(chooser)
+    assert not chooser.settled
+    chooser._settle(chooser.candidates.index(bound), "enough")
+    tuning._bind(chooser)
+    assert chooser.settled
+    chooser.drifts += 1
+    tuning._bind(chooser)
+    rivals = {chooser.candidates[c] for c in set(chooser._queue)}
+    assert rivals == {bound, replace(bound, cores=())}
+
+
 def test_bits_keep_their_thread_counts(far: Hosted, threads: None) -> None:
     policy, seen = nn.Linear(3, 4), []
     step = rose_compiler.compile(iteration, tune=True, numerics="bitwise")

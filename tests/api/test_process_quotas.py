@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import rose_compiler
-from rose_compiler.api.process_quotas import LEAST, ProcessQuotas
+from rose_compiler.api.process_quotas import ProcessQuotas
+from rose_compiler.api.profiling import PROFILED, WARM_UP, Profiling
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.machine import load_machine
 from rose_compiler.base.quota import QuotaPlan
@@ -28,6 +31,11 @@ PLAN = QuotaPlan.divide(
     "mps-percentage",
     load_machine("h200"),
     {"coordinator": 8, "host:sim": 4, "host:net": 4},
+)
+OTHER = QuotaPlan.divide(
+    "mps-percentage",
+    load_machine("h200"),
+    {"coordinator": 4, "host:sim": 8, "host:net": 4},
 )
 
 
@@ -45,19 +53,37 @@ def parts() -> Iterator[dict[str, Hosted]]:
         yield {"sim": sim, "net": net}
 
 
-def driven(fake: Fake, parts: dict[str, Hosted], after: float) -> tuple[ProcessQuotas, RemarkLog]:
-    """What a settled schedule does, whose iterations take 1 s at first and that long then."""
+def made(fake: Fake) -> tuple[ProcessQuotas, RemarkLog]:
     log = RemarkLog()
 
     def backends() -> list[Any]:
         return [MpsPercentage(str(fake.binary), lambda: [GPU], timeout=60.0, grace=0.2)]
 
-    quotas = ProcessQuotas(log, lambda: True, backends)
+    return ProcessQuotas(log, lambda: True, backends), log
+
+
+def run(
+    quotas: ProcessQuotas, parts: dict[str, Hosted], plan: QuotaPlan, took: Callable[[], float]
+) -> list[QuotaPlan | None]:
+    """Iterations of a settled schedule until nothing is compared any more: what was in force in
+    each."""
+    quotas.boundary(parts, lambda: plan, True)
+    seen = []
+    while quotas.comparing:
+        seen.append(quotas.plan)
+        assert len(seen) < 200
+        quotas.record(took())
+        quotas.boundary(parts, lambda: plan, True)
+    return seen
+
+
+def driven(fake: Fake, parts: dict[str, Hosted], after: float) -> tuple[ProcessQuotas, RemarkLog]:
+    """What a settled schedule does, whose iterations take 1 s without quotas and that long with."""
+    quotas, log = made(fake)
     quotas.record(9.0)
     quotas.boundary(parts, lambda: PLAN, False)  # a schedule that was not profiled yet
-    for _ in range(2 * LEAST + 2):
-        quotas.boundary(parts, lambda: PLAN, True)
-        quotas.record(1.0 if quotas.plan is None else after)
+    assert not quotas.comparing
+    run(quotas, parts, PLAN, lambda: 1.0 if quotas.plan is None else after)
     return quotas, log
 
 
@@ -68,6 +94,7 @@ def test_who_can_be_moved_is_and_keeps_its_state(fake: Fake, parts: dict[str, Ho
     assert parts["sim"].step() == 2
     assert (parts["net"].pid, parts["net"].step()) == (pids["net"], 2)
     assert (quotas.plan, quotas.pending) == (PLAN, PLAN)  # the one that stays waits for it
+    assert "2.000 [2.000, 2.000] times the speed in 4 pairs of blocks" in log[-1].why
     codes = [(remark.kind, remark.code) for remark in log]
     assert codes == [("missed", "hosted-elsewhere"), ("applied", "moved")]
     assert log[1].gain == pytest.approx(0.5)
@@ -84,7 +111,75 @@ def test_what_makes_iterations_slower_is_taken_back(fake: Fake, parts: dict[str,
     assert parts["sim"].seen(PERCENT) is None
     assert parts["sim"].step() == 2
     assert log[-1].code == "measured-slower"
-    assert "slower by 20%" in log[-1].why
+    assert (
+        "0.833 [0.833, 0.833] times the speed in 2 pairs of blocks, and taken back" in log[-1].why
+    )
+    assert fake.commands[-1] == "quit"
+
+
+def test_plans_take_turns_in_pairs(fake: Fake, parts: dict[str, Hosted]) -> None:
+    """A B B A, twice; a machine that gets slower all the time decides nothing."""
+    quotas, log = made(fake)
+    seconds = iter(1.0 * 1.01**k for k in range(200))
+    seen = run(quotas, parts, PLAN, lambda: next(seconds))
+    turns = [plan for plan, _ in itertools.groupby(seen)]
+    assert turns[:5] == [None, PLAN, None, PLAN, None]
+    assert quotas.plan is None
+    assert parts["sim"].step() == 2
+    assert log[-1].code == "measured-slower"
+
+
+def test_a_drift_has_a_plan_made_anew(fake: Fake, parts: dict[str, Hosted]) -> None:
+    quotas, log = driven(fake, parts, 0.5)
+    sim = parts["sim"]
+    quotas.boundary(parts, lambda: OTHER, True)
+    assert not quotas.comparing, "once, while nothing changes"
+    quotas.again()
+    seen = run(quotas, parts, OTHER, lambda: 1.0 if quotas.plan is PLAN else 0.8)
+    assert set(seen) == {PLAN, OTHER}
+    assert quotas.plan is OTHER
+    assert sim.seen(PERCENT) == str(OTHER.percentage("host:sim"))
+    assert sim.step() == 2
+    quotas.again()
+    assert set(run(quotas, parts, PLAN, lambda: 1.2 if quotas.plan is PLAN else 0.8)) == {
+        PLAN,
+        OTHER,
+    }
+    assert quotas.plan is OTHER, "the one that was in force comes back"
+    assert sim.seen(PERCENT) == str(OTHER.percentage("host:sim"))
+    pid = sim.pid
+    quotas.again()
+    assert run(quotas, parts, OTHER, lambda: 1.0) == []
+    assert sim.pid == pid
+    assert log[-1].code == "replanned"
+    quotas.release()
+    assert sim.seen(PERCENT) is None
+    assert sim.step() == 3
+    assert fake.commands.count("quit") == 1
+
+
+def test_moving_takes_no_more_than_its_share(fake: Fake, parts: dict[str, Hosted]) -> None:
+    quotas, log = made(fake)
+    quotas._budget_s = 0.0
+    seen = run(quotas, parts, PLAN, lambda: 1.0 if quotas.plan is None else 0.5)
+    assert PLAN not in seen
+    assert quotas.plan is None
+    assert "not compared to the end" in log[-1].why
+    assert parts["sim"].seen(PERCENT) is None
+    assert parts["sim"].step() == 2
+
+
+def test_a_search_that_begins_ends_the_comparison(fake: Fake, parts: dict[str, Hosted]) -> None:
+    quotas, _ = made(fake)
+    quotas.boundary(parts, lambda: PLAN, True)
+    while quotas.plan is None:
+        quotas.record(1.0)
+        quotas.boundary(parts, lambda: PLAN, True)
+    quotas.boundary(parts, lambda: PLAN, False)
+    assert not quotas.comparing
+    assert quotas.plan is None
+    assert parts["sim"].seen(PERCENT) is None
+    assert parts["sim"].step() == 2
 
 
 def test_a_refusal_costs_the_quota_only(fake: Fake, parts: dict[str, Hosted]) -> None:
@@ -136,3 +231,25 @@ def test_threads_of_other_libraries_are_counted_anew_in_a_new_process(tmp_path: 
         assert sim.pid == moved
         assert log == [1.0 + k for k in range(1, 8)]
         step.close()
+
+
+def test_a_drift_of_the_schedule_is_one_of_its_quotas(parts: dict[str, Hosted]) -> None:
+    """After one, what is settled on is profiled anew, and asked for a plan once more."""
+    asked: list[str] = []
+    quotas = ProcessQuotas(RemarkLog(), lambda: asked.append("device") is not None)
+    profiling, decision = Profiling(), Decision(hosted=True)
+    drifts = SimpleNamespace(drifts=0, settled=True, best=decision, steady=lambda: None)
+    tuning: Any = drifts
+
+    def iterations(count: int) -> None:
+        for _ in range(count):
+            quotas.between(parts, tuning, profiling, "auto")
+            profiling.wanted(decision, True)
+
+    iterations(2 * (WARM_UP + PROFILED))
+    assert asked == ["device"]
+    drifts.drifts = 1
+    iterations(WARM_UP + PROFILED)
+    assert asked == ["device"], "the profile that is there is from before"
+    iterations(WARM_UP + PROFILED)
+    assert asked == ["device"] * 2

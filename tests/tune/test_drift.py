@@ -125,6 +125,7 @@ def test_eager_is_challenged_again_when_its_iterations_get_longer() -> None:
             break
         chooser.record(0, later[0])
     assert not chooser.settled
+    assert chooser.drifts == 1
     while not chooser.settled:
         chooser.record(chooser.current, later[chooser.current])
     assert chooser.best == 1
