@@ -28,6 +28,7 @@ from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import RoseError
 from rose_compiler.base.knobs import Settings
+from rose_compiler.base.quota import QuotaPlan
 from rose_compiler.base.remarks import Remark, RemarkLog
 
 PASS = "cache"
@@ -76,6 +77,8 @@ class Entry:
         plain = re.sub(r"\W+", "_", name)[:40]
         self.path = where / f"{plain}-{self.key[:24]}.json"
         self._log = log
+        #: The quotas of the schedule that was loaded, with what was predicted of them.
+        self.plan: QuotaPlan | None = None
 
     def load(self, candidates: list[Decision | None]) -> int | None:
         """Which candidate an earlier run settled on; ``None`` where there is none to be trusted.
@@ -96,8 +99,10 @@ class Entry:
             decision = None if kept is None else Decision.from_dict(kept)
             found_anew = decision is not None and (decision.cores or decision.pipeline)
             if found_anew and replace(decision, cores=(), pipeline=()) in candidates:  # type: ignore[type-var]
-                candidates.append(decision)  # quotas and pipelined loops are found in each run
-            return candidates.index(decision)
+                candidates.append(decision)  # they are made from what was measured in that run
+            index, quotas = candidates.index(decision), found.get("quotas")
+            self.plan = None if quotas is None else _checked(quotas, decision)
+            return index
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError, RoseError) as error:
@@ -105,14 +110,17 @@ class Entry:
             self.discard(f"it can't be used ({type(error).__name__}: {said})")
             return None
 
-    def store(self, decision: Decision | None, verdict: str) -> None:
-        """Keep what tuning settled on; a remark where that is not possible."""
-        data = {
+    def store(self, decision: Decision | None, verdict: str, plan: QuotaPlan | None = None) -> None:
+        """Keep what tuning settled on, and the plan that its quotas come from; a remark where that
+        is not possible."""
+        data: dict[str, Any] = {
             "format": _FORMAT,
             "key": self.key,
             "decision": None if decision is None else decision.to_dict(),
             "verdict": verdict,
         }
+        if plan is not None:
+            data["quotas"] = plan.to_dict()
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(self.path, json.dumps(data, indent=1) + "\n")
@@ -127,3 +135,12 @@ class Entry:
 
     def _say(self, why: str) -> None:
         self._log.add(Remark("note", PASS, (), "decision-cache", f"{self.path}: {why}"))
+
+
+def _checked(data: Mapping[str, Any], decision: Decision | None) -> QuotaPlan:
+    """A plan as it was stored; raises ``ValueError`` if it is not that of the schedule."""
+    plan = QuotaPlan.from_dict(data)
+    shares = tuple((share.lane, share.units) for share in plan.shares)
+    if plan.backend != "cores" or decision is None or shares != decision.cores:
+        raise ValueError("its quotas are not those of its schedule")
+    return plan

@@ -154,6 +154,11 @@ class CoreQuotas:
             return replace(decision, cores=tuple((f"shard:{k}", 1) for k in range(len(found))))
         return replace(decision, cores=((SHARDS, min(len(found), cores - 1)),))
 
+    def lanes(self, objects: dict[str, Any]) -> list[str]:
+        """The lanes of processes that can be bound, with the threads that each asks for."""
+        found = _members(objects)
+        return [f"{lane}: {[one.rose_threads for one in of]}" for lane, of in found.items()]
+
     # -- in force ----------------------------------------------------------------------------------
 
     def bind(self, objects: dict[str, Any], decision: Decision | None) -> Blocker | None:

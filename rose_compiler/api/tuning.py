@@ -15,6 +15,7 @@ from rose_compiler.api.work import WorkMeter
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import RoseError
+from rose_compiler.base.quota import QuotaPlan
 from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.codegen.emit import Emitted
 from rose_compiler.kernels.scan_native import Built
@@ -58,8 +59,11 @@ class Tuning:
         hosted: bool = False,
         overlap: Callable[[], bool] = lambda: False,
         compilable: Callable[[], bool] = lambda: False,
+        plans: dict[Decision, QuotaPlan] | None = None,
     ) -> None:
         self.options = options
+        #: The quotas of schedules that have some, with what was predicted of them.
+        self.plans = {} if plans is None else plans
         self.log = log
         self.seconds = 0.0
         self._work = WorkMeter()
@@ -103,6 +107,9 @@ class Tuning:
         self._chooser = Chooser(space, budget_s=options.tune_budget)
         if kept is not None:
             self._adopted = True
+            assert self._entry is not None
+            if (decision := known[kept]) is not None and self._entry.plan is not None:
+                self.plans[decision] = self._entry.plan
             self._chooser.adopt(known[kept], "an earlier run settled on it")
 
     def limit(self, iterations: int) -> None:
@@ -233,9 +240,9 @@ class Tuning:
             self.progress.show(chooser)
         if searching and chooser.settled:
             self.verdicts.remember(chooser)
-            bound = self.chosen is not None and self.chosen.cores  # found from what runs now
-            if self._entry is not None and not chooser.ended_early and not bound:
-                self._entry.store(self.chosen, chooser.verdicts.get(chooser.best, ""))
+            if self._entry is not None and not chooser.ended_early:
+                plan = None if self.chosen is None else self.plans.get(self.chosen)
+                self._entry.store(self.chosen, chooser.verdicts.get(chooser.best, ""), plan)
         for follow in (self._bind, self._compile):
             if chooser.settled:
                 follow(chooser)

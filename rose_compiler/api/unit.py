@@ -342,6 +342,7 @@ class Unit(Building):
                 hosted=bool(objects.hosted(self.program.objects)),
                 overlap=lambda: overlapping(self.program),
                 compilable=self._compilable,
+                plans=self.cores.plans,
             )
             self._tuning.progress.name = self.program.name
             self._tuning.verdicts.forecast = self.forecast
@@ -369,6 +370,7 @@ class Unit(Building):
             "make": self.make,
             "shards": self.shards(),
             "asynchronous": sorted(self.asynchronous()),
+            "processes": self.cores.lanes(self.program.objects),
             "options": self.options.asked(),
             "passes": [repr(one) for one in self.options.pipeline],
             "candidates": [str(one) for one in space],

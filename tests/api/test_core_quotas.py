@@ -156,6 +156,60 @@ def test_a_drift_has_cores_planned_anew(far: Hosted, threads: None) -> None:
     assert far.where() == (CORES, 2)
 
 
+def test_a_second_run_starts_with_the_cores_that_the_first_one_found(
+    far: Hosted, threads: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROSE_CACHE", str(tmp_path))
+    policy, seen = nn.Linear(3, 4), []
+
+    def begun() -> Any:
+        made = rose_compiler.compile(iteration, tune=True)
+        for _ in range(2):
+            made(policy, far, seen)
+        return made
+
+    step = begun()
+    for _ in range(10):
+        step(policy, far, seen)
+    unit = step._last.unit
+    (decision,) = unit.cores.plans
+    chooser = unit.tuning()._chooser
+    chooser._settle(chooser.eager, "for now")
+    chooser.challenge(decision)
+    for _ in range(200):
+        if chooser.settled:
+            break
+        chooser.trial_s = 0.0
+        chooser.record(chooser.current, 1.0 if chooser.current == chooser.eager else 0.5)
+    chooser.challenge(Decision(groups=9, hosted=True))  # loses, and what is settled on is kept
+    unit.tuning().record(None, 1.0)
+    while not unit.tuning().settled:
+        took = 0.5 if chooser.candidates[chooser.current] == decision else 2.0
+        unit.tuning().record(chooser.candidates[chooser.current], took)
+    planned = step.quota_plan
+    step.close()
+    assert far.where() == (CORES, 2)
+
+    step = begun()
+    assert step.settled
+    assert step.decision == decision
+    assert len(seen[-1][0]) == 1  # in the second iteration already: the first one is watched
+    assert len(far.where()[0]) == 1
+    assert step.quota_plan == planned
+    step.close()
+
+    (path,) = (p for p in tmp_path.iterdir() if p.suffix == ".json")
+    good = path.read_text()
+    backend = '"backend": "cores"', '"backend": "green-context"'
+    for found, other in (backend, ('"host:far"', '"host:near"')):
+        path.write_text(good.replace(found, other, 1))
+        step = begun()
+        assert not step.settled
+        assert not path.exists()
+        assert "it is deleted, and tuning begins anew" in " ".join(step.explain().split())
+        step.close()
+
+
 def test_after_a_drift_what_is_bound_meets_the_same_unbound() -> None:
     tuning = Tuning(Options(), 2, True, RemarkLog(), True)
     chooser = tuning._chooser
