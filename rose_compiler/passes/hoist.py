@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,12 +19,14 @@ from rose_compiler.ir.program import LoopView, is_call, is_structure, op_of
 from rose_compiler.ir.raising import raising
 from rose_compiler.ir.recorded import records
 from rose_compiler.ir.rewriter import Rewriter
+from rose_compiler.ir.scope import root_of
 from rose_compiler.passes import hoist_parts
 from rose_compiler.passes.base import Pass, PassContext, context_of, erased
 from rose_compiler.passes.hoist_draws import hoist_draws
 
 #: Types of values that hold no reference to anything else. None: unknown, as in parsed programs.
 PLAIN = frozenset({"tensor", "array", "scalar", "none"})
+_RAISES = re.compile(r"\b(raise|assert)\b")
 
 
 @dataclass(frozen=True)
@@ -115,8 +118,7 @@ class HoistInvariant(Pass):
                     f"{loop.label} may make no trip, and {title(node)} may raise",
                     "a number of trips that is known and above zero",
                 )
-            graph = op_of(node).body is not None
-            if graph and (before := seen_before(loop, node, deps)) is not None:
+            if (before := seen_before(loop, node, deps)) is not None:
                 return Blocker(
                     "may-not-run",
                     f"{title(node)} may raise, and {title(before)} comes before it on a trip",
@@ -180,13 +182,28 @@ def _may_raise(node: fx.Node) -> bool:
 
 
 def seen_before(loop: LoopView, node: fx.Node, deps: Dependences) -> fx.Node | None:
-    """An operation in front of a node on a trip that leaves something when the node raises."""
+    """An operation in front of a node on a trip that leaves something when the node raises, or
+    that may raise first."""
+    private = deps.scope.private(loop.graph)
     for other in loop.graph.nodes:
         if other is node:
             return None
-        if any(e.write and not e.state.startswith("%") for e in deps.effects(other)):
+        seen = (e.write and root_of(e.state) not in private for e in deps.effects(other))
+        if any(seen) or _raises(other):
             return other
     return None
+
+
+def _raises(node: fx.Node) -> bool:
+    """Whether an operation is there to raise, too: declared, traced with checks, or with a
+    ``raise`` or an ``assert``. Statements that only call libraries fail for types and shapes."""
+    if not is_call(node) or is_call(node, STATE):
+        return False
+    if is_structure(node):
+        return any(_raises(n) for graph in bodies.graphs_of(node) for n in graph.nodes)
+    op = op_of(node)
+    told = op.signature.declared or op.body is not None or not op.source
+    return _may_raise(node) and (told or any(_RAISES.search(s) for s in op.source))
 
 
 def _may_leave(node: fx.Node) -> bool:

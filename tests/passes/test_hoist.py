@@ -137,6 +137,53 @@ def test_known_trips_allow_what_may_raise() -> None:
     assert not history.remarks.applied()
 
 
+RAISING = """
+@op(reads=[], writes=[])
+def encode(x): ...
+
+@op(reads=["log"], writes=["log"], results=0, may_raise=False)
+def note(log, h): ...
+
+@op(reads=[], writes=[])
+def check(x): ...
+
+@op(reads=[], writes=[], may_raise=False)
+def copy(x): ...
+
+@op(reads=["v"], writes=["v"], results=0, may_raise=False)
+def add_one(v): ...
+
+def f(x, *, log):
+    for t in trips(0, 3, 1):
+        FIRST
+        h = encode(x)
+        note(log, h)
+        yield ()
+    return x
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "codes"),
+    [
+        ("note(log, t)", ["may-not-run"]),
+        ("c = check(t)", ["may-not-run"]),
+        ("c = copy(t)", []),
+        ("c = copy(t)\n        add_one(c)", []),
+        ("add_one(x)", ["reads-loop-state"]),
+    ],
+)
+def test_what_may_raise_overtakes_nothing_that_shows(blocked, first: str, codes: list[str]) -> None:
+    """An error of the moved operation would come without what eager has done before it, or in the
+    place of the error that eager would have met first."""
+    text = RAISING.replace("FIRST", first)
+    if codes:
+        assert blocked(text, HoistInvariant()) == codes
+        return
+    applied = PassManager([HoistInvariant()]).run(parse(text), PassContext()).remarks.applied()
+    assert [r.why.split("`")[1] for r in applied] == ["encode"]
+
+
 def test_a_value_that_a_container_keeps_stays(blocked) -> None:
     text = """
 @op(reads=[], writes=[], may_raise=False)
