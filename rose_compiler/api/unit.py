@@ -26,6 +26,7 @@ from rose_compiler.base.decision import Decision
 from rose_compiler.base.remarks import Blocker, RemarkLog
 from rose_compiler.ir import interp
 from rose_compiler.ir.program import Program
+from rose_compiler.passes.next_reset import resetting
 from rose_compiler.passes.overlap import overlapping
 from rose_compiler.runtime.memory import Peaks
 from rose_compiler.runtime.support import Runtime
@@ -340,7 +341,7 @@ class Unit(Building):
                 fusable,
                 self._entry,
                 hosted=bool(objects.hosted(self.program.objects)),
-                overlap=lambda: overlapping(self.program),
+                overlap=lambda: overlapping(self.program) or resetting(self.program),
                 compilable=self._compilable,
                 plans=self.cores.plans,
             )

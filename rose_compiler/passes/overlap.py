@@ -62,7 +62,7 @@ class Overlap(Pass):
 
     def run_program(self, program: Program, rewrite: Rewriter) -> None:
         context = context_of(rewrite)
-        for owner, graph in list(_bodies(program)):
+        for owner, graph in list(bodies_of(program)):
             found = find(owner, graph, rewrite.deps)
             for node, blocker in found.missed.items():
                 rewrite.missed(node, blocker)
@@ -359,7 +359,7 @@ def _below(node: fx.Node) -> Iterator[fx.Node]:
                 yield from _below(inner)
 
 
-def _bodies(program: Program) -> Iterator[tuple[fx.Node | None, fx.Graph]]:
+def bodies_of(program: Program) -> Iterator[tuple[fx.Node | None, fx.Graph]]:
     def below(module: fx.GraphModule) -> Iterator[tuple[fx.Node | None, fx.Graph]]:
         for owner, child in children(module):
             yield owner, child.graph
@@ -372,4 +372,4 @@ def _bodies(program: Program) -> Iterator[tuple[fx.Node | None, fx.Graph]]:
 def overlapping(program: Program) -> bool:
     """Whether anything of a program may run on a lane of its own."""
     deps = Dependences(program)
-    return any(find(owner, graph, deps).lanes for owner, graph in _bodies(program))
+    return any(find(owner, graph, deps).lanes for owner, graph in bodies_of(program))

@@ -14,6 +14,7 @@ from rose_compiler.passes.fuse import Fuse
 from rose_compiler.passes.hoist import HoistInvariant
 from rose_compiler.passes.hosts import Hosts
 from rose_compiler.passes.late import LateWork
+from rose_compiler.passes.next_reset import NextReset
 from rose_compiler.passes.overlap import Overlap
 from rose_compiler.passes.pipeline_loops import PipelineLoops
 from rose_compiler.passes.place import Place
@@ -68,6 +69,11 @@ ORDER: tuple[Entry, ...] = (
     Entry(
         Hosts(),
         "behind late: bodies with steps are placed by then, and keep the order that steps want",
+    ),
+    Entry(
+        NextReset(),
+        "before overlap, which adds lanes to bodies that are placed: it lets trips overlap, and so "
+        "gives all that stands in them their order",
     ),
     Entry(
         Overlap(),

@@ -177,6 +177,34 @@ def referenced(s: Any) -> Any:
     return total
 
 
+def restarted(iterations: int, s: Any) -> Any:
+    """Begins every iteration, and every evaluation behind its update, with a reset; evaluates with
+    sampled actions, which keeps the evaluation where it stands."""
+    envs, eval_envs, agent, opt, obs, log = s.envs, s.eval_envs, s.agent, s.opt, s.obs, s.log
+    for it in range(iterations):
+        first, _ = envs.reset(seed=it)
+        obs = torch.as_tensor(first)
+        obs, seen, done, logps, paid = collect(envs, agent, obs)
+        learn(agent, opt, seen, done, logps, paid)
+        look, _ = eval_envs.reset(seed=7)
+        total = 0.0
+        for _ in range(3):
+            with torch.no_grad():
+                action, _ = agent.act(torch.as_tensor(look))
+            look, reward, _, _, _ = eval_envs.step(action.numpy())
+            total += float(reward.sum())
+        log.append(total)
+    return obs
+
+
+def restarted_once(s: Any) -> Any:
+    """One iteration that begins with a reset."""
+    first, _ = s.envs.reset(seed=3)
+    obs = torch.as_tensor(first)
+    obs, seen, done, logps, paid = collect(s.envs, s.agent, obs)
+    return learn(s.agent, s.opt, seen, done, logps, paid)
+
+
 def drawn(iterations: int, s: Any) -> Any:
     """Evaluates with sampled actions: their draws stand between those of two rollouts."""
     envs, eval_envs, agent, opt, obs, log = s.envs, s.eval_envs, s.agent, s.opt, s.obs, s.log

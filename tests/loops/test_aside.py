@@ -156,11 +156,17 @@ def test_log_probabilities_of_a_reference_run_beside_values() -> None:
     second.close()
 
 
+def _line(text: str, of: Callable[..., Any] = aside.drawn) -> str:
+    lines, start = inspect.getsourcelines(of)
+    return str(next(start + k for k, line in enumerate(lines) if text in line))
+
+
 def test_an_evaluation_that_draws_keeps_its_place() -> None:
     with both(aside.drawn) as (made, _):
         missed = made._schedule().history.remarks.missed()
         assert any(r.pass_name == "overlap" and r.code == "draw-order" for r in missed)
-        assert ".submit(" not in made.source
+        # nothing but its reset, which draws from its environments' own generators
+        assert re.findall(r"(\w+)\.submit\(", made.source) == ["thread_reset" + _line("look, _ =")]
 
 
 def test_a_curiosity_reward_is_computed_while_the_simulator_steps() -> None:
@@ -177,6 +183,53 @@ def test_a_curiosity_reward_is_computed_while_the_simulator_steps() -> None:
     second.close()
 
 
+class Restarting(Training):
+    """Waits in the first reset of a vector, on another thread, until a parameter is changed."""
+
+    seen: ClassVar[list[bool]] = []
+    resets: ClassVar[int] = 0
+    weight: ClassVar[torch.Tensor]
+
+    @rose_compiler.component(reads=["self"], writes=["self"])
+    def reset(self, **options: Any) -> Any:
+        Restarting.resets += 1
+        aside = threading.current_thread() is not threading.main_thread()
+        if aside and Restarting.resets % ENVS == 1:
+            before, until = Restarting.weight._version, time.monotonic() + PATIENCE / 4
+            while Restarting.weight._version == before and time.monotonic() < until:
+                time.sleep(0.001)
+            self.seen.append(Restarting.weight._version > before)
+        return super().reset(**options)
+
+
+def test_the_next_reset_runs_beside_the_update() -> None:
+    def make() -> Setup:
+        Restarting.seen.clear()
+        Restarting.resets = 0
+        setup = Setup(Restarting)
+        Restarting.weight = setup.agent.log_std
+        return setup
+
+    lines, start = inspect.getsourcelines(aside.restarted)
+    told = [start + k for k, line in enumerate(lines) if ".reset(" in line]
+    with both(aside.restarted, make) as (made, _):
+        assert any(Restarting.seen), made.source
+        applied = made._schedule().history.remarks.applied()
+        assert {w.line for r in applied if r.pass_name == "next_reset" for w in r.where} == {*told}
+
+
+def test_the_next_reset_of_one_iteration_is_not_known_yet() -> None:
+    setup = Setup()
+    with compiled(aside.restarted_once) as made:
+        for _ in range(3):
+            made(setup)
+        missed = made._schedule().history.remarks.missed()
+        (remark,) = [r for r in missed if r.pass_name == "next_reset"]
+        assert remark.code == "single-trip"
+        assert "before the function is called again" in remark.why
+    setup.close()
+
+
 def test_the_page_tells_what_overlaps() -> None:
     page = (Path(__file__).parents[2] / "docs" / "passes.md").read_text(encoding="utf-8")
     _, _, section = page.partition("## What overlaps and when not")
@@ -189,4 +242,5 @@ def test_the_page_tells_what_overlaps() -> None:
         "logs and prints",
         "log-probabilities of a reference behind a rollout",
         "the same, and a curiosity reward, on each step of a rollout",
+        "the reset that begins the next iteration, or its evaluation",
     ]
