@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import gpu_equal, gpu_lines, gpu_streams
+from bench import gpu_equal, gpu_graphs, gpu_lines, gpu_streams
 from bench.gpu_lines import Line
 from bench.gpu_loops import WORKLOADS, Measured, Size, measure
 from rose_compiler.base.machine import Machine
@@ -94,13 +94,17 @@ CHECKS: dict[str, Check] = {
     "a compiled training is clean under the sanitizer": Check(40, gpu_streams.compiled_clean),
     "kernels in the profile of a compiled training": Check(20, lambda: gpu_equal.profiled("cuda")),
     "kernels seen, and SM activity as NVML says": Check(10, gpu_lines.activity),
-    "a CUDA graph replays the same bits": Check(10, gpu_lines.cuda_graph),
+    "a CUDA graph replays the same bits": Check(10, gpu_graphs.replays),
+    "a capture that fails leaves nothing behind": Check(10, gpu_graphs.healed),
     "Triton kernels against their reference": Check(30, lambda: gpu_lines.triton_kernels("cuda")),
     "green contexts are disjoint": Check(20, lambda: gpu_lines.green(GreenContexts(), _machine())),
     **{
         f"workload: {name}": Check(45, partial(workload, name, "cuda", size, WORKLOAD_S))
         for name, size in WORKLOADS.items()
     },
+    "workload: compiled, with and without CUDA graphs": Check(
+        60, partial(gpu_graphs.with_and_without, next(iter(WORKLOADS.values())), WORKLOAD_S / 2)
+    ),
 }
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
 from rose_compiler.base.machine import Machine
 from rose_compiler.base.quota import QuotaPlan
@@ -145,43 +143,6 @@ def judged(name: str, trace: Any, nvml: Any, started: float, ended: float) -> Li
     if nvml.check is None or nvml.check.source != "gpm":
         return Line(name, "absent", text)
     return Line(name, "pass" if agrees(parts, nvml.check) else "fail", text)
-
-
-def cuda_graph() -> Line:
-    """A captured CUDA graph computes what its operations do, with another thread at work."""
-    name = "a CUDA graph replays the same bits"
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)).cuda()
-    given = torch.randn(256, 64, device="cuda")
-    done = threading.Event()
-
-    def other() -> None:
-        mine = torch.cuda.Stream()
-        with torch.cuda.stream(mine):
-            x = torch.randn(256, 256, device="cuda")
-            while not done.is_set():
-                x = torch.tanh(x)
-                mine.synchronize()
-
-    with torch.no_grad():
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            net(given)
-        torch.cuda.synchronize()
-        beside = threading.Thread(target=other)
-        beside.start()
-        try:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                out = net(given)
-        finally:
-            done.set()
-            beside.join()
-        given.copy_(torch.randn_like(given))
-        graph.replay()
-        torch.cuda.synchronize()
-        same = torch.equal(out, net(given))
-    return Line(name, "pass" if same else "fail", "captured while another thread launched kernels")
 
 
 def triton_kernels(device: str) -> Line:

@@ -243,7 +243,7 @@ class Tuning:
             if self._entry is not None and not chooser.ended_early:
                 plan = None if self.chosen is None else self.plans.get(self.chosen)
                 self._entry.store(self.chosen, chooser.verdicts.get(chooser.best, ""), plan)
-        for follow in (self._bind, self._compile):
+        for follow in (self._bind, self._compile, self._capture):
             if chooser.settled:
                 follow(chooser)
 
@@ -279,6 +279,16 @@ class Tuning:
         self._asked_to_compile = True
         decision = _compiled(self.chosen, self._fuse, self._hosted)
         if decision not in chooser.candidates and self._compilable():
+            chooser.challenge(decision)
+
+    def _capture(self, chooser: Chooser) -> None:
+        """Let what is settled on, if it is compiled, meet the same replayed as CUDA graphs, once,
+        where there is a CUDA device."""
+        found = self.chosen
+        if found is None or not found.compile or found.cuda_graphs or chooser.ended_early:
+            return
+        decision = replace(found, cuda_graphs=True)
+        if decision not in chooser.candidates and torch.cuda.is_available():
             chooser.challenge(decision)
 
     def compiled(self, found: Sequence[Note | Built]) -> float:

@@ -135,11 +135,13 @@ def remarks_of(found: Sequence[Note | Built]) -> list[Remark]:
 
 def _inductor(note: Note) -> Remark:
     if note.why:
-        why = f"{note.name}, {note.seconds:.1f} s: {note.why}"
+        what = "as a CUDA graph, " if note.kind == "cuda-graph" else ""
+        why = f"{note.name}, {what}{note.seconds:.1f} s: {note.why}"
         code = "probe-values-differ" if "differs" in note.why else "not-available"
         return Remark("missed", "fuse", (), code, why)
-    why = f"{note.name} compiled by Inductor in {note.seconds:.1f} s"
-    return Remark("note", "fuse", (), "inductor", why)
+    how = "compiled by Inductor" if note.kind == "inductor" else "captured as a CUDA graph"
+    why = f"{note.name} {how} in {note.seconds:.1f} s" + (f": {note.gain}" if note.gain else "")
+    return Remark("note", "fuse", (), note.kind, why)
 
 
 def _scan(built: Built) -> Remark:

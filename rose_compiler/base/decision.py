@@ -64,6 +64,8 @@ class Decision:
     ``fuse``: optimizers that can step by one kernel for all parameters do so.
     ``compile``: a loss and its ``backward`` become one function that Inductor compiles, and so does
     each of the longest graphs that record no gradients.
+    ``cuda_graphs``: what ``compile`` made on a CUDA device is captured as a CUDA graph and
+    replayed, where that is faster.
     ``pipeline``: loops whose trips overlap over lanes, each with what its schedule is made from.
     """
 
@@ -78,6 +80,7 @@ class Decision:
     overlap: bool = False
     cores: tuple[tuple[str, int], ...] = ()
     compile: bool = False
+    cuda_graphs: bool = False
     pipeline: tuple[Pipelined, ...] = ()
 
     def __post_init__(self) -> None:
@@ -92,7 +95,7 @@ class Decision:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise _malformed(name, f"a whole number, {least} or more", value)
-        for name in ("defer", "fuse", "hosted", "overlap", "compile"):
+        for name in ("defer", "fuse", "hosted", "overlap", "compile", "cuda_graphs"):
             if not isinstance(getattr(self, name), bool):
                 raise _malformed(name, "true or false", getattr(self, name))
 

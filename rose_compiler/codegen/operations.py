@@ -144,8 +144,10 @@ class Operations(Emitter):
             if op.kind == "loss":
                 if recorded := op.attributes.get("recorded", ()):
                     arguments += f", recorded={recorded}"
+                arguments += _replayed(op)
                 text = f"rt.gradients({function}{', ' if arguments else ''}{arguments})"
             elif op.attributes.get("inductor"):
+                arguments += _replayed(op)
                 text = f"rt.graph({function}{', ' if arguments else ''}{arguments})"
         else:
             self.check(node, _read(op, node), refs)
@@ -364,6 +366,10 @@ def _stepped(op: Op, node: fx.Node) -> tuple[Any, Any] | None:
         return None
     given = dict(zip(params, node.args, strict=True))
     return given[roles["env"]], given[roles["action"]]
+
+
+def _replayed(op: Op) -> str:
+    return ", replayed=True" if op.attributes.get("replayed") else ""
 
 
 def _infos_unread(node: fx.Node) -> bool:

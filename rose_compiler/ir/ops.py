@@ -78,6 +78,7 @@ class Op:
       reference to the value, so that who touches the container may read it;
     * ``"fused"``: the names of the operations that a loss, or a graph for Inductor, stands for;
     * ``"inductor"``: whether Inductor is to compile a graph;
+    * ``"replayed"``: whether what Inductor makes of it is to be captured as a CUDA graph;
     * ``"retains"``: parameters whose values something goes on holding a reference to;
     * ``"items"``: parameters that are containers which get or lose items: what is written of them
       is which items they hold, not the memory of any;

@@ -17,12 +17,14 @@ from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes.base import Pass, PassContext, context_of
 from rose_compiler.passes.fuse_graphs import fuse_graphs
 from rose_compiler.passes.fuse_losses import fuse_losses
+from rose_compiler.passes.fuse_replays import fuse_replays
 
 
 @dataclass(frozen=True)
 class Fuse(Pass):
     """Let optimizers that can step by one kernel do so while the program runs, and let Inductor
-    compile a loss together with its ``backward``, and graphs that record nothing.
+    compile a loss together with its ``backward``, and graphs that record nothing; on a CUDA device,
+    let what it compiled be captured and replayed.
 
     Fused kernels round otherwise than a loop over parameters, so ``numerics="bitwise"`` keeps that.
     """
@@ -32,6 +34,7 @@ class Fuse(Pass):
     def run_program(self, program: Program, rewrite: Rewriter) -> None:
         fuse_losses(program, rewrite)
         fuse_graphs(program, rewrite)
+        fuse_replays(program, rewrite)
         context = context_of(rewrite)
         for state, reason in context.optimizers.items():
             step = _first_step(program, state, rewrite)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rose_compiler.runtime.cuda_graphs import Replays, replays_of
 from rose_compiler.runtime.inductor import (
     LEEWAY,
     Forward,
@@ -27,6 +28,7 @@ from rose_compiler.runtime.inductor import (
     identity,
     intercepted,
     known_of,
+    name_of,
     unchecked,
 )
 from rose_compiler.runtime.inductor import built as _built
@@ -41,7 +43,7 @@ class Make:
     ``known`` is what must hold of each argument, ``run`` takes the ``tensors`` among them (by
     position), then the ``numbers`` as tensors, and makes a truth value, ``results`` results and the
     gradients of the ``leaves``. Gradients at the positions ``copied`` share memory with another
-    one.
+    one. ``checked``: whether the truth value may be false.
     """
 
     threads: int
@@ -51,7 +53,9 @@ class Make:
     leaves: tuple[int, ...]
     results: int
     run: Callable[..., Sequence[Tensor]]
+    replays: Replays
     copied: frozenset[int]
+    checked: bool
 
 
 class Gradients:
@@ -61,11 +65,17 @@ class Gradients:
         self.forward = forward
         self.makes = Makes(forward, compiled)
 
-    def __call__(self, args: tuple[Any, ...], tell: Callable[[Note], object]) -> Any:
+    def __call__(
+        self,
+        args: tuple[Any, ...],
+        tell: Callable[[Note], object],
+        quiet: Callable[[], bool] | None = None,
+    ) -> Any:
         """Compute the loss, and add its gradients to ``.grad`` of the leaves among ``args``.
 
         Returns the results behind the loss, detached: ``None``, one, or a tuple of several.
-        ``tell`` is given a note of each attempt to compile.
+        ``tell`` is given a note of each attempt to compile. With ``quiet`` it is replayed as a CUDA
+        graph where it can be (see :mod:`rose_compiler.runtime.cuda_graphs`).
         """
         if any(type(a) is np.ndarray for a in args):
             # arrays only index tensors here
@@ -78,18 +88,14 @@ class Gradients:
         with torch.no_grad():
             given = [args[k] for k in make.tensors]
             given += [_number(args[k]) for k in make.numbers]
-            valid, *made = make.run(*given)
-            if not valid:
+            replayed = None
+            if quiet is not None:
+                replayed = make.replays(given, lambda m: _taken(make, args, m), quiet, tell)
+            results = _added(make, args, make.run(*given)) if replayed is None else replayed[0]
+            if results is None:
                 with torch.enable_grad():
                     return self.eager(args)
-            count = make.results
-            for number, k in enumerate(make.leaves):
-                leaf, gradient = args[k], made[count + number]
-                if leaf.grad is not None:
-                    leaf.grad.add_(gradient)
-                else:
-                    leaf.grad = gradient.clone() if number in make.copied else gradient
-        return tuple(made[:count]) if count > 1 else made[0] if count else None
+        return tuple(results) if len(results) > 1 else results[0] if results else None
 
     def eager(self, args: tuple[Any, ...]) -> Any:
         """The same by torch's own operations and its autograd engine."""
@@ -97,6 +103,43 @@ class Gradients:
         loss.backward()
         freed = tuple(each.detach() for each in others)
         return freed if len(freed) > 1 else freed[0] if freed else None
+
+
+def _added(make: Make, args: tuple[Any, ...], made: Sequence[Tensor]) -> Sequence[Tensor] | None:
+    """The results, with gradients added to the leaves; ``None`` where a check refuses the values,
+    and nothing is done."""
+    if make.checked and not made[0]:
+        return None
+    first = 1 + make.results
+    for number, k in enumerate(make.leaves):
+        leaf, gradient = args[k], made[first + number]
+        if leaf.grad is not None:
+            leaf.grad.add_(gradient)
+        else:
+            leaf.grad = gradient.clone() if number in make.copied else gradient
+    return made[1:first]
+
+
+def _taken(make: Make, args: tuple[Any, ...], made: Sequence[Tensor]) -> Sequence[Tensor] | None:
+    """The same for memory that the next replay writes: nobody keeps any of it."""
+    if make.checked and not made[0]:
+        return None
+    first = 1 + make.results
+    sums: tuple[list[Tensor], list[Tensor]] = ([], [])
+    news: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for k, gradient in zip(make.leaves, made[first:], strict=True):
+        leaf = args[k]
+        into = news if leaf.grad is None else sums
+        if leaf.grad is None:
+            leaf.grad = torch.empty_like(gradient)
+        into[0].append(leaf.grad)
+        into[1].append(gradient)
+    # a kernel for many tensors each
+    if sums[0]:
+        torch._foreach_add_(*sums)
+    if news[0]:
+        torch._foreach_copy_(*news)
+    return [value.clone() for value in made[1:first]]
 
 
 class _Freed(torch.autograd.Function):
@@ -157,14 +200,15 @@ def compiled(forward: Forward, args: tuple[Any, ...]) -> Make:
         raise Refused("a parameter is not contiguous")
     results = len(expected) - len(leaves)
     numbers = tuple(k for k, a in enumerate(args) if type(a) is float)
+    checks: list[bool] = []
     try:
-        run, made = _run(forward, args, tensors, numbers, leaves)
+        run, made = _run(forward, args, tensors, numbers, leaves, checks)
     except (TypeError, ValueError, RuntimeError):
         if not numbers:
             raise
         # torch takes no tensor in place of some numbers
         numbers = ()
-        run, made = _run(forward, args, tensors, numbers, leaves)
+        run, made = _run(forward, args, tensors, numbers, leaves, checks)
     valid, *made = made
     if not valid:
         raise Refused("its checks fail")
@@ -186,7 +230,9 @@ def compiled(forward: Forward, args: tuple[Any, ...]) -> Make:
         leaves,
         results,
         run,
+        replays_of(name_of(forward), run),
         _sharing(given, made, results),
+        any(checks),
     )
 
 
@@ -196,10 +242,12 @@ def _run(
     tensors: tuple[int, ...],
     numbers: tuple[int, ...],
     leaves: tuple[int, ...],
+    checks: list[bool],
 ) -> tuple[Callable[..., Sequence[Tensor]], list[Tensor]]:
-    """The compiled function, and what it makes of the arguments."""
+    """The compiled function, and what it makes of the arguments; ``checks`` is told whether the
+    user's code has any."""
     given = [args[k].detach() for k in tensors] + [_number(args[k]) for k in numbers]
-    joint = _joint(forward, args, (*tensors, *numbers), leaves)
+    joint = _joint(forward, args, (*tensors, *numbers), leaves, checks)
     run = _built(joint, given)
     with torch.no_grad():
         return run, list(run(*given))
@@ -211,7 +259,11 @@ def _number(value: float) -> Tensor:
 
 
 def _joint(
-    forward: Forward, args: tuple[Any, ...], tensors: tuple[int, ...], leaves: tuple[int, ...]
+    forward: Forward,
+    args: tuple[Any, ...],
+    tensors: tuple[int, ...],
+    leaves: tuple[int, ...],
+    checks: list[bool],
 ) -> Callable[..., list[Tensor]]:
     """Forward and backward as one function of the tensors among the arguments."""
 
@@ -223,6 +275,7 @@ def _joint(
         with torch.enable_grad():
             loss, *others = unchecked(forward, conditions)(*values)
             gradients = torch.autograd.grad(loss, [values[k] for k in leaves])
+        checks.append(bool(conditions))
         valid = holding(conditions, loss.device)
         return [valid, *(o.detach() for o in others), *(g.contiguous() for g in gradients)]
 

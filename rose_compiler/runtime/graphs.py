@@ -7,38 +7,32 @@ the user's code would refuse. It is used only where it was faster when it was co
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rose_compiler.runtime.cuda_graphs import Replays, copies, replays_of
 from rose_compiler.runtime.inductor import (
     LEEWAY,
+    PAYS,
     Forward,
     Makes,
     Note,
     Refused,
     built,
+    faster,
     holding,
     identity,
     intercepted,
     known_of,
+    name_of,
     unchecked,
 )
 from rose_compiler.runtime.probe import compare_outputs
 from rose_compiler.runtime.rounding import difference, moved
-
-#: Calls of each kind that are timed when a graph was compiled, at most and at least, and the
-#: seconds after which it is enough.
-ROUNDS = 30
-LEAST_ROUNDS = 5
-ROUNDS_S = 0.2
-#: Share of the time of torch's own operations that it may take at most.
-PAYS = 0.95
 
 
 @dataclass(frozen=True)
@@ -54,6 +48,7 @@ class Make:
     known: tuple[Any, ...]
     tensors: tuple[int, ...]
     run: Callable[..., Sequence[Tensor]]
+    replays: Replays
     checked: bool
     alone: bool
 
@@ -65,14 +60,25 @@ class Graph:
         self.forward = forward
         self.makes = Makes(forward, compiled)
 
-    def __call__(self, args: tuple[Any, ...], tell: Callable[[Note], object]) -> Any:
-        """What ``forward(*args)`` returns. ``tell`` is given a note of each attempt to compile."""
+    def __call__(
+        self,
+        args: tuple[Any, ...],
+        tell: Callable[[Note], object],
+        quiet: Callable[[], bool] | None = None,
+    ) -> Any:
+        """What ``forward(*args)`` returns. ``tell`` is given a note of each attempt to compile.
+
+        With ``quiet`` it is replayed as a CUDA graph where it can be (see
+        :mod:`rose_compiler.runtime.cuda_graphs`).
+        """
         if _recording(args) or intercepted(args):
             return self.forward(*args)
         make = self.makes.get(args, tell)
         if make is None:
             return self.forward(*args)
-        made = make.run(*[args[k] for k in make.tensors])
+        given = [args[k] for k in make.tensors]
+        replayed = make.replays(given, copies, quiet, tell) if quiet is not None else None
+        made: Sequence[Tensor] = make.run(*given) if replayed is None else replayed[0]
         if make.checked:
             valid, *made = made
             if not valid:
@@ -129,7 +135,15 @@ def compiled(forward: Forward, args: tuple[Any, ...]) -> Make:
         raise Refused("compiled, its results lie otherwise in memory")
     _agree(forward, args, expected, made)
     _pays(lambda: forward(*args), lambda: run(*given))
-    return Make(torch.get_num_threads(), tuple(map(known_of, args)), tensors, run, checked, alone)
+    return Make(
+        torch.get_num_threads(),
+        tuple(map(known_of, args)),
+        tensors,
+        run,
+        replays_of(name_of(forward), run),
+        checked,
+        alone,
+    )
 
 
 def _results(made: Any) -> tuple[bool, list[Tensor]]:
@@ -167,17 +181,7 @@ def _agree(
 
 def _pays(own: Callable[[], object], compiled: Callable[[], object]) -> None:
     """Refuse what is not faster, the two timed in turn."""
-    taken: tuple[list[float], list[float]] = ([], [])
-    began = perf_counter()
-    while len(taken[0]) < LEAST_ROUNDS or (
-        len(taken[0]) < ROUNDS and perf_counter() - began < ROUNDS_S
-    ):
-        for run, seconds in zip((own, compiled), taken, strict=True):
-            start = perf_counter()
-            run()
-            _finished()
-            seconds.append(perf_counter() - start)
-    before, after = map(statistics.median, taken)
+    before, after = faster(own, compiled, _finished)
     if after > PAYS * before:
         raise Refused(
             f"compiled, it takes {1e6 * after:.0f} us instead of {1e6 * before:.0f}: too little "

@@ -3,6 +3,8 @@ compiled for one."""
 
 from __future__ import annotations
 
+import copy
+import statistics
 import time
 import types
 import warnings
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 Forward = Callable[..., Any]
@@ -21,6 +23,13 @@ MAX_MAKES = 4
 #: Results may differ from those of torch's own operations by so many times what rounding the
 #: arguments otherwise changes, beside the tolerance of ``numerics="close"``.
 LEEWAY = 4.0
+#: Calls of each kind that are timed when something was compiled, at most and at least, and the
+#: seconds after which it is enough.
+ROUNDS = 30
+LEAST_ROUNDS = 5
+ROUNDS_S = 0.2
+#: Share of the time of the plain form that what is faster may take at most.
+PAYS = 0.95
 #: No pool of compiler processes that would outlive the run.
 _SETTINGS = {"compile_threads": 1}
 _PLAIN = (bool, int, float, str, type(None))
@@ -33,12 +42,15 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Note:
-    """One attempt to compile a function: how long it took, and ``why`` it was given up, if it
-    was."""
+    """One attempt to compile a function, or to capture what it was compiled to (``kind``:
+    ``"inductor"``, ``"cuda-graph"``): how long it took, ``why`` it was given up, if it was, and
+    what is gained by it where that was measured."""
 
     name: str
     seconds: float
     why: str = ""
+    kind: str = "inductor"
+    gain: str = ""
 
 
 class Fitting(Protocol):
@@ -134,6 +146,7 @@ def intercepted(args: tuple[Any, ...]) -> bool:
             return True
     return (
         torch.is_autocast_enabled("cpu")
+        or torch.is_autocast_enabled("cuda")
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._len_torch_function_stack() > 0
     )
@@ -170,7 +183,18 @@ def holding(conditions: Sequence[Tensor], device: torch.device) -> Tensor:
     return valid
 
 
-def built(function: Callable[..., list[Tensor]], given: list[Tensor]) -> Callable[..., Any]:
+class Built:
+    """What Inductor made of the ATen operations of ``graph``; called by ``run``."""
+
+    def __init__(self, run: Callable[..., Any], graph: fx.Graph) -> None:
+        self.run = run
+        self.graph = graph
+
+    def __call__(self, *given: Tensor) -> Any:
+        return self.run(*given)
+
+
+def built(function: Callable[..., list[Tensor]], given: list[Tensor]) -> Built:
     """The function of tensors as Inductor compiles it for tensors like ``given``."""
     # the import alone takes seconds
     import torch._inductor.config as config
@@ -179,9 +203,29 @@ def built(function: Callable[..., list[Tensor]], given: list[Tensor]) -> Callabl
     with torch.no_grad(), warnings.catch_warnings(), config.patch(_SETTINGS):
         warnings.simplefilter("ignore")
         graph = make_fx(function)(*given)
+        kept = copy.deepcopy(graph.graph)  # Inductor rewrites what it is given
         made: Callable[..., Any] = inductor(graph, list[Any](given))
         made(*given)
-    return made
+    return Built(made, kept)
+
+
+def faster(
+    own: Callable[[], object], other: Callable[[], object], finished: Callable[[], object]
+) -> tuple[float, float]:
+    """Median seconds of the plain form and of another one, timed in turn; ``finished`` waits until
+    a device has done what was asked of it."""
+    taken: tuple[list[float], list[float]] = ([], [])
+    began = time.perf_counter()
+    while len(taken[0]) < LEAST_ROUNDS or (
+        len(taken[0]) < ROUNDS and time.perf_counter() - began < ROUNDS_S
+    ):
+        for run, seconds in zip((own, other), taken, strict=True):
+            start = time.perf_counter()
+            run()
+            finished()
+            seconds.append(time.perf_counter() - start)
+    before, after = map(statistics.median, taken)
+    return before, after
 
 
 def name_of(forward: Forward) -> str:

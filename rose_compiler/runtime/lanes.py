@@ -210,6 +210,11 @@ class ThreadLane:
     def step(self, site: int, shard: Any, action: Any, packed: bool = False) -> Task:
         return self.submit(site, whole_step(shard), action)
 
+    @property
+    def busy(self) -> bool:
+        """Whether its thread has something left to run."""
+        return self._last is not None and not self._last.done
+
     def settle(self, grace: float | None) -> bool:
         last = self._last
         if last is not None and not last.done and not last.arrived(grace):

@@ -74,6 +74,11 @@ class ShardLane:
         if self._running is not None:
             self._running.receive()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a step, or its thread, is under way."""
+        return (self._running is not None and not self._running.done) or self._thread.busy
+
     def settle(self, grace: float | None) -> bool:
         running, until = self._running, _until(grace)
         if running is not None and grace is None:
@@ -216,6 +221,11 @@ class HostLane:
     def step(self, site: int, shard: Any, action: Any, packed: bool = False) -> Task:
         return self.submit(site, "step", action)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way."""
+        return bool(self._running)
+
     def settle(self, grace: float | None) -> bool:
         until = _until(grace)
         for task in tuple(self._running):
@@ -260,6 +270,11 @@ class ComponentLane:
 
     def step(self, site: int, shard: Any, action: Any, packed: bool = False) -> Task:
         return self.submit(site, shard.step, action)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way."""
+        return bool(self._running)
 
     def settle(self, grace: float | None) -> bool:
         until = _until(grace)

@@ -239,24 +239,36 @@ class Runtime:
         if why_not_fused(optimizer) is None:
             self._fused.append(Fused(optimizer))
 
-    def gradients(self, forward: Forward, *args: Any, recorded: tuple[int, ...] = ()) -> Any:
+    def gradients(
+        self,
+        forward: Forward,
+        *args: Any,
+        recorded: tuple[int, ...] = (),
+        replayed: bool = False,
+    ) -> Any:
         """Compute a loss and go backward from it, by what Inductor makes of ``forward``: what
         ``loss, *others = forward(*args); loss.backward()`` does. The others, detached; those at the
-        positions ``recorded`` with a graph that has been gone through."""
+        positions ``recorded`` with a graph that has been gone through. ``replayed``: as a CUDA
+        graph, where that is faster."""
         found = self._losses.get(forward)
         if found is None:
             found = self._losses[forward] = gradients.of(forward)
-        made = found(args, self.notes.append)
+        made = found(args, self.notes.append, self.quiet if replayed else None)
         return gradients.gone_through(made, recorded) if recorded else made
 
-    def graph(self, forward: Forward, *args: Any) -> Any:
-        """What ``forward(*args)`` returns, by what Inductor makes of it where that is faster."""
+    def graph(self, forward: Forward, *args: Any, replayed: bool = False) -> Any:
+        """What ``forward(*args)`` returns, by what Inductor makes of it where that is faster.
+        ``replayed``: as a CUDA graph, where that is faster still."""
         if any(type(a) is Apart for a in args):
             return forward(*args)
         found = self._graphs.get(forward)
         if found is None:
             found = self._graphs[forward] = graphs.of(inspect.unwrap(forward))
-        return found(args, self.notes.append)
+        return found(args, self.notes.append, self.quiet if replayed else None)
+
+    def quiet(self) -> bool:
+        """Whether no lane of this process runs anything but the coordinator's own."""
+        return not any(getattr(lane, "busy", False) for lane in self._lanes.values())
 
     @staticmethod
     def state(root: Any, path: str) -> Any:

@@ -14,10 +14,12 @@ from torch import Tensor
 import rose_compiler
 from rose_compiler.api import Compiled
 from rose_compiler.base.decision import Decision
-from rose_compiler.runtime import gradients, graphs, inductor
+from rose_compiler.passes import fuse_replays
+from rose_compiler.runtime import cuda_graphs, gradients, graphs, inductor
 from tests.loops.bits import differing
-from tests.loops.harness import eager, sync, train
+from tests.loops.harness import Trained, eager, sync, train
 from tests.loops.registry import SCRIPTS
+from tests.runtime.cuda_stand_in import StandIn
 
 #: How many losses of each script become one operation; the other scripts' don't.
 FUSED = {
@@ -31,10 +33,10 @@ FUSED = {
 }
 
 
-@pytest.mark.parametrize("script", [pytest.param(s, id=s.name) for s in SCRIPTS if s.name in FUSED])
-def test_a_fused_loss_is_the_same_training(
-    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Inductor would be given runs as it is, and always pays."""
+
     def as_it_is(function: Callable[..., list[Tensor]], given: list[Tensor]) -> Any:
         with torch.no_grad():
             return inductor.make_fx(function)(*given)
@@ -44,15 +46,43 @@ def test_a_fused_loss_is_the_same_training(
     monkeypatch.setattr(graphs, "PAYS", float("inf"))
     monkeypatch.setattr(gradients, "_known_losses", {})
     monkeypatch.setattr(graphs, "_known_graphs", {})
-    Decision(compile=True).save(tmp_path / "decision.json")
+
+
+def compiled(script: Any, decision: Decision, folder: Path) -> tuple[Trained, list[Compiled]]:
+    decision.save(folder / "decision.json")
     functions: list[Compiled] = []
 
-    def compile(fn: Any) -> Any:
-        functions.append(rose_compiler.compile(fn, tune=tmp_path / "decision.json"))
+    def compile(fn: Any) -> Compiled:
+        functions.append(rose_compiler.compile(fn, tune=folder / "decision.json"))
         return functions[-1]
 
-    expected, found = eager(script), train(script, compile, sync, functions)
-    assert not differing(expected.bits, found.bits)
-    notes = [note for one in functions for note in one.runtime.notes]
-    compiled = {note.name for note in notes if not note.why}
-    assert sum("loss" in name for name in compiled) == FUSED[script.name]
+    return train(script, compile, sync, functions), functions
+
+
+def notes_of(functions: list[Compiled], kind: str) -> list[inductor.Note]:
+    notes = [n for one in functions for n in one.runtime.notes if isinstance(n, inductor.Note)]
+    return [n for n in notes if n.kind == kind]
+
+
+@pytest.mark.parametrize("script", [pytest.param(s, id=s.name) for s in SCRIPTS if s.name in FUSED])
+def test_a_fused_loss_is_the_same_training(script: Any, uncompiled: None, tmp_path: Path) -> None:
+    found, functions = compiled(script, Decision(compile=True), tmp_path)
+    assert not differing(eager(script).bits, found.bits)
+    names = {note.name for note in notes_of(functions, "inductor") if not note.why}
+    assert sum("loss" in name for name in names) == FUSED[script.name]
+
+
+def test_so_is_one_that_is_replayed(
+    uncompiled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = next(s for s in SCRIPTS if s.name == "PPO, a script")
+    device = StandIn()
+    monkeypatch.setattr(cuda_graphs, "DEVICE", device)
+    monkeypatch.setattr(cuda_graphs, "PAYS", float("inf"))
+    monkeypatch.setattr(fuse_replays, "why_not", lambda node: None)
+    decision = Decision(compile=True, cuda_graphs=True)
+    found, functions = compiled(script, decision, tmp_path)
+    assert not differing(eager(script).bits, found.bits)
+    assert not any(note.why for note in notes_of(functions, "cuda-graph"))
+    assert any("loss" in note.name for note in notes_of(functions, "cuda-graph"))
+    assert device.log.count("replay") > device.log.count("capture")

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from rose_compiler.base.decision import Decision
+from rose_compiler.ir import facts
 from rose_compiler.ir.dump import dump
 from rose_compiler.ir.parse import parse
 from rose_compiler.ir.program import is_call, op_of
@@ -117,3 +118,40 @@ def test_graphs_that_record_write_and_draw_nothing_are_for_inductor() -> None:
 def test_why_other_graphs_are_not(blocked) -> None:
     others = GRAPHS.replace("= act(", "= short(")
     assert blocked(others, Fuse(), COMPILE) == ["not-pure", "draw-order", "grad-graph"]
+
+
+REPLAYED = PassContext(options=Decision(compile=True, cuda_graphs=True))
+
+
+def replayed(text: str, device: str) -> tuple[list[str], set[str]]:
+    """Which calls are replayed where all tensors lie on a device, and the blockers of the rest."""
+    program = parse(text)
+    spec = facts.Spec("tensor", shape=(4,), dtype="float32", device=device)
+    for node in program.nodes():
+        if device and (node.op == "placeholder" or is_call(node)):
+            facts.put(node, spec=spec)
+    history = PassManager([Fuse()], verify=2).run(program, REPLAYED)
+    calls = [n for n in program.nodes() if is_call(n) and op_of(n).attributes.get("replayed")]
+    assert all(op_of(n).attributes["inductor"] for n in calls)
+    codes = {r.code for r in history.remarks if r.kind == "missed"}
+    return [n.name for n in calls], codes - {"not-pure", "draw-order", "grad-graph"}
+
+
+def test_what_inductor_compiles_on_a_device_is_replayed() -> None:
+    assert replayed(GRAPHS, "cuda:0") == (["a", "e"], set())
+    assert inductors(replace(REPLAYED, options=Decision(cuda_graphs=True))) == []
+
+
+@pytest.mark.parametrize(
+    ("last", "device", "code"),
+    [
+        ("tanh(f)", "cpu", "not-available"),
+        ("tanh(f)", "", "not-available"),
+        ("nonzero(f)", "cuda:0", "unsupported-shape"),
+        ("Tensor.cpu(f)", "cuda:0", "host-read"),
+        ("Tensor.item(f)", "cuda:0", "host-read"),
+    ],
+)
+def test_why_graphs_are_not_replayed(last: str, device: str, code: str) -> None:
+    text = GRAPHS.replace("tanh(f)", last)
+    assert replayed(text, device) == ([], {code})
