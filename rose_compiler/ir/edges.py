@@ -64,6 +64,9 @@ class Finder:
         # no two trips of a loop lie farther apart
         trips = self.iteration.trips
         self.farthest = float("inf") if trips is None else max(trips - 1, 0)
+        # but what is handed down from value to value moves through all of them on the way, also
+        # what no trip is left to read; a loop of one trip hands nothing on
+        self.handed = float("inf") if self.farthest else 0
         # by (src, dst, kind, state): exact distances, and the least of the inexact ones
         self.exact: dict[tuple[fx.Node, fx.Node, Kind, str | None], set[int]] = {}
         self.any_from: dict[tuple[fx.Node, fx.Node, Kind, str | None], int] = {}
@@ -134,8 +137,10 @@ class Finder:
                     if source in position:
                         stack.append((position[source], distance + 1))
                     elif takes_part(source):
-                        for user in users:
-                            self._add(source, user, "value", None, distance)
+                        for user in users if distance <= self.handed else ():
+                            self.exact.setdefault((source, user, "value", None), set()).add(
+                                distance
+                            )
 
     def _lift(self, node: fx.Node) -> fx.Node:
         """A node in a branch of this body as the value or branch of the body that it is."""
