@@ -8,6 +8,7 @@ are cores; whether it pays is decided on whole iterations, in pairs.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -138,10 +139,18 @@ class CoreQuotas:
             self._points.release()
         self._beside = self._made = None
 
-    def with_shards(self, decision: Decision | None, objects: dict[str, Any]) -> Decision | None:
+    def with_shards(
+        self,
+        decision: Decision | None,
+        objects: dict[str, Any],
+        forecast: Callable[[Decision], float | None] = lambda _: None,
+    ) -> Decision | None:
         """A schedule with the processes of simulators kept to cores of their own, each or all
         together, so that the coordinator has the others while they step; None where that is no
         question. The coordinator itself is bound to none: it has all of them once nothing steps.
+
+        Of several numbers of cores the one with the least ``forecast`` is taken, without any as
+        many as there are shards.
         """
         if decision is None or decision.cores or decision.lanes != "native" or decision.groups < 2:
             return None
@@ -150,9 +159,26 @@ class CoreQuotas:
         threads = decision.rollout_threads or torch.get_num_threads()
         if len(found) < 2 or cores < 2 or threads + len(found) <= cores:
             return None
+        most = min(len(found), cores - 1)
+        counts = sorted({most, math.ceil(most / 2), 1}, reverse=True)
+        made = [replace(decision, cores=((SHARDS, count),)) for count in counts]
         if len(found) < cores and len(simulators(objects)) == 1:
-            return replace(decision, cores=tuple((f"shard:{k}", 1) for k in range(len(found))))
-        return replace(decision, cores=((SHARDS, min(len(found), cores - 1)),))
+            each = tuple((f"shard:{k}", 1) for k in range(len(found)))
+            made[0] = replace(decision, cores=each)
+        ahead = [math.inf if s is None else s for s in map(forecast, made)]
+        return made[ahead.index(min(ahead))]
+
+    def foresee(self, decision: Decision, without_s: float, with_s: float) -> None:
+        """The plan of a schedule with bound shards, by the seconds of an iteration that are
+        expected without and with their cores."""
+        self.plans[decision] = QuotaPlan.divide(
+            "cores",
+            detect_cpu(),
+            dict(decision.cores),
+            before_s=without_s,
+            predicted_s=with_s,
+            notes=("the coordinator is bound to none",),
+        )
 
     def lanes(self, objects: dict[str, Any]) -> list[str]:
         """The lanes of processes that can be bound, with the threads that each asks for."""
@@ -236,6 +262,13 @@ class CoreQuotas:
 
     def _miss(self, blocker: Blocker) -> None:
         self._log.add(Remark.from_blocker(PASS, blocker))
+
+
+def shard_cores(decision: Decision) -> int | None:
+    """The cores that all shards together are kept to; None where nothing is bound, or hosts are."""
+    if not decision.cores or not all(lane.startswith("shard") for lane, _ in decision.cores):
+        return None
+    return sum(count for _, count in decision.cores)
 
 
 def crowded(processes: Mapping[str, Any]) -> bool:

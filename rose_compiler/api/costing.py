@@ -51,11 +51,17 @@ def nest_of(
 
 
 def forecast(
-    base: Profile, profiled: Program, plan: Schedule, machine: Machine, shards: int
+    base: Profile,
+    profiled: Program,
+    plan: Schedule,
+    machine: Machine,
+    shards: int,
+    shard_cores: float | None = None,
 ) -> float:
     """Seconds of an iteration of a plan that has not run, from the profile of another.
 
-    ``shards`` is the number of parts of the simulator.
+    ``shards`` is the number of parts of the simulator, ``shard_cores`` how many cores they are kept
+    to, if any.
     """
     costs, times = transfer(base, profiled, plan.program, shards)
     trips = loop_trips(base, profiled, plan.program)
@@ -64,7 +70,7 @@ def forecast(
     # a loop on a lane takes what is in it, one after the other
     whole = {key: predict(inner, costs, machine).seconds for key, inner in made.aside.items()}
     lanes = {key: Cost(s, s, launch_s=LAUNCH_S) for key, s in whole.items()}
-    return predict(nest, Costs({**costs, **lanes}), machine).seconds
+    return predict(nest, Costs({**costs, **lanes}), machine, shard_cores=shard_cores).seconds
 
 
 class _Converter:

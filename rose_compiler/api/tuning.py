@@ -78,6 +78,8 @@ class Tuning:
         self._was_compiling = False  # something was compiled while the last iteration ran
         #: A schedule with processes bound to cores, where that may pay.
         self.bound: Callable[[Decision | None], Decision | None] = lambda _: None
+        #: Told of such a schedule, and the seconds of an iteration expected without and with cores.
+        self.foreseen: Callable[[Decision, float, float], None] = lambda *_: None
         self._edit = knobs.current().edit
         close = options.numerics == "close"
         fuse = fusable and close
@@ -267,7 +269,21 @@ class Tuning:
         if decision == self.chosen:
             decision = kept
         if decision is not None and (drifted or decision not in chooser.candidates):
+            self._foresee(chooser, decision, kept)
             chooser.challenge(decision)
+
+    def _foresee(self, chooser: Chooser, decision: Decision, kept: Decision | None) -> None:
+        """Say what an iteration with bound simulators should take, before one has run: as much less
+        than what is settled on was measured to take as the predictor has it."""
+        row = next((r for r in chooser.reports() if r.decision == kept), None)
+        if not decision.cores or kept is None or row is None or not row.seconds_per_work:
+            return
+        ahead, without = self.verdicts.forecast(decision), self.verdicts.forecast(kept)
+        if not ahead or not without:
+            return
+        seconds = row.seconds_per_work
+        self.verdicts.quotas[decision] = seconds, seconds * ahead / without
+        self.foreseen(decision, *self.verdicts.quotas[decision])
 
     def _compile(self, chooser: Chooser) -> None:
         """Let what is settled on meet the same with its losses compiled, once, where the training

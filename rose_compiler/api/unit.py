@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rose_compiler.api import objects
 from rose_compiler.api.building import Building
 from rose_compiler.api.cache import Entry, folder
 from rose_compiler.api.checking import Checker
-from rose_compiler.api.cores import CoreQuotas
+from rose_compiler.api.cores import CoreQuotas, shard_cores
 from rose_compiler.api.costing import forecast
 from rose_compiler.api.options import Options
 from rose_compiler.api.orders import OrderCheck
@@ -347,7 +348,9 @@ class Unit(Building):
             )
             self._tuning.progress.name = self.program.name
             self._tuning.verdicts.forecast = self.forecast
-            self._tuning.bound = lambda one: self.cores.with_shards(one, self.program.objects)
+            found, ahead = self.program.objects, self.forecast
+            self._tuning.bound = lambda one: self.cores.with_shards(one, found, ahead)
+            self._tuning.foreseen = self.cores.foresee
             self._tuning.limit(self._runs())
         return self._tuning
 
@@ -390,8 +393,9 @@ class Unit(Building):
         base = self.profiling.of.get(Decision())
         if base is None or not base.iteration_s:
             return None
-        plan = self.build(decision).emitted.plan
+        cores = shard_cores(decision)  # which change nothing of the program
+        plan = self.build(decision if cores is None else replace(decision, cores=())).emitted.plan
         if plan is None:
             return None
         shards = max((len(s) for s in self.shards().values()), default=1)
-        return forecast(base.profile, base.program, plan, base.machine, shards)
+        return forecast(base.profile, base.program, plan, base.machine, shards, cores)

@@ -162,18 +162,29 @@ class Schedule:
     end: Mapping[str, float] = field(default_factory=dict)
 
 
-def simulate(tasks: Iterable[Task], machine: Machine) -> Schedule:
+def simulate(
+    tasks: Iterable[Task], machine: Machine, bound: Mapping[str, tuple[str, float]] | None = None
+) -> Schedule:
     """Run ``tasks`` in simulated time on the machine's :attr:`~Machine.capacity`.
 
-    A lane runs its tasks one at a time, in the order they are given. Raises ``ValueError`` for a
-    name given twice or an unknown name in ``after``, and ``VerifyError`` (``verify-deadlock``) if
-    tasks wait for each other.
+    A lane runs its tasks one at a time, in the order they are given. ``bound`` has lanes that are
+    kept to a part of the machine: the name of the part, and its cores, which all lanes of that name
+    share; others may use these too. Raises ``ValueError`` for a name given twice or an unknown name
+    in ``after``, and ``VerifyError`` (``verify-deadlock``) if tasks wait for each other.
     """
     capacity = float(machine.capacity)
+    parts = bound or {}
 
     def rates(running: Sequence[Task]) -> dict[str, float]:
         demands = {task.name: task.demand for task in running}
-        shares = fair_shares(demands, capacity)
+        kept = dict(demands)
+        inside: dict[tuple[str, float], dict[str, float]] = {}
+        for task in running:
+            if task.lane in parts:
+                inside.setdefault(parts[task.lane], {})[task.name] = task.demand
+        for (_, cores), members in inside.items():
+            kept |= fair_shares(members, cores)
+        shares = fair_shares(kept, capacity)
         return {name: shares[name] / demand for name, demand in demands.items()}
 
     return run_lanes(tasks, rates)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rose_compiler.base.machine import Machine, Task, simulate
+from rose_compiler.base.quota import SHARDS
 from rose_compiler.tune.nest import Cost, Nest, Step
 
 #: Trips that are simulated one by one.
@@ -33,7 +34,12 @@ class Prediction:
 
 
 def predict(
-    nest: Nest, costs: Mapping[str, Cost], machine: Machine, *, contention: bool = True
+    nest: Nest,
+    costs: Mapping[str, Cost],
+    machine: Machine,
+    *,
+    contention: bool = True,
+    shard_cores: float | None = None,
 ) -> Prediction:
     """The time of one iteration.
 
@@ -41,15 +47,23 @@ def predict(
         costs: of each operation by key, on cores that it has for itself.
         contention: whether the operations share the machine's cores. ``False`` for costs that were
             measured while others ran beside.
+        shard_cores: the cores that all lanes of shards are kept to, together; ``None`` for none.
     """
-    found = _Predictor(costs, machine, contention)
+    found = _Predictor(costs, machine, contention, shard_cores)
     seconds = found.body(nest)
     return Prediction(seconds, found.loops)
 
 
 class _Predictor:
-    def __init__(self, costs: Mapping[str, Cost], machine: Machine, contention: bool) -> None:
+    def __init__(
+        self,
+        costs: Mapping[str, Cost],
+        machine: Machine,
+        contention: bool,
+        shard_cores: float | None = None,
+    ) -> None:
         self.costs, self.machine, self.contention = costs, machine, contention
+        self.shard_cores = shard_cores
         self.loops: dict[str, float] = {}
 
     def body(self, nest: Nest) -> float:
@@ -85,7 +99,11 @@ class _Predictor:
         tasks = list(self._tasks(nest, inner, trips))
         if not self.contention:
             tasks = [Task(t.name, t.lane, t.work_s, _IDLE, t.after) for t in tasks]
-        return simulate(tasks, self.machine).makespan
+        bound = {}
+        if self.shard_cores is not None:
+            part = SHARDS, self.shard_cores
+            bound = {lane: part for lane in nest.lanes if lane.startswith("shard:")}
+        return simulate(tasks, self.machine, bound).makespan
 
     def _tasks(self, nest: Nest, inner: Mapping[str, float], trips: int) -> Iterator[Task]:
         for round_ in range(trips + nest.depth):

@@ -23,7 +23,8 @@ from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.runtime.hosts.hosted import Hosted
 from rose_compiler.sim import ShardedEnv
 from rose_compiler.tune.chooser import Chooser
-from tests.api.loops import Drift
+from tests.api.loops import Drift, Training
+from tests.api.loops import iteration as iteration_of_shards
 
 CORES = os.sched_getaffinity(0)
 pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="one core can't be divided")
@@ -327,6 +328,53 @@ def test_shards_in_processes_are_bound_and_the_coordinator_is_not(
     quotas.release()
     assert where() == [CORES, CORES]
     env.close()
+
+
+def test_the_number_of_cores_that_is_expected_to_be_best_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env = ShardedEnv.split([Drift] * 4, shards=4, hosts="process")
+    quotas, objects = CoreQuotas(RemarkLog()), {"envs": env}
+    plain = Decision(groups=2, rollout_threads=2)
+    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda pid: set(range(4)))
+
+    def ahead(decision: Decision) -> float:
+        return abs(2 - decision.cores[0][1])
+
+    assert quotas.with_shards(plain, objects) == replace(plain, cores=(("shards", 3),))
+    assert quotas.with_shards(plain, objects, ahead) == replace(plain, cores=(("shards", 2),))
+    env.close()
+
+
+def test_bound_shards_have_a_prediction_before_they_are_tried(training: Training) -> None:
+    """It is in the plan and the remark, beside what was measured."""
+    fast = rose_compiler.compile(iteration_of_shards, numerics="bitwise")
+    training.run(fast, 2)
+    unit = fast._last.unit
+    tuning, kept = unit.tuning(), Decision(groups=2, late="shadow")
+    chooser = tuning._chooser
+    bound = replace(kept, cores=(("shards", 1),))
+    tuning.bound = lambda one: None if one is None else replace(one, cores=bound.cores)
+    while not chooser.trials[chooser.candidates.index(kept)]:
+        mine = chooser.candidates[chooser.current]
+        chooser.record(chooser.current, 0.6 if mine == kept else 0.9)
+    chooser._settle(chooser.candidates.index(kept), "told to")
+    tuning._bind(chooser)
+    assert not chooser.settled
+    plan = unit.cores.plans[bound]
+    ratio = unit.forecast(bound) / unit.forecast(kept)
+    assert plan.before_s == pytest.approx(0.6)
+    assert plan.predicted_s == pytest.approx(0.6 * ratio)
+    assert "predicted" in plan.explain()
+    while not tuning.settled:
+        mine = chooser.candidates[chooser.current]
+        tuning.record(mine, 0.5 if mine == bound else 0.6)
+    assert tuning.chosen == bound
+    assert fast.quota_plan == plan
+    text = " ".join(fast.explain().split())
+    assert f"predicted {1e3 * plan.predicted_s:.3g} ms an iteration with these cores" in text
+    assert "measured 500 ms" in text
+    fast.close()
 
 
 def test_what_another_schedule_bound_is_not_renewed(

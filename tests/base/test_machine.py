@@ -61,6 +61,18 @@ def test_who_needs_less_than_an_equal_share_gets_it_all() -> None:
     assert schedule.end["b"] == 1.75  # 0.75 done when a ends
 
 
+def test_bound_lanes_share_their_part_and_leave_the_rest() -> None:
+    tasks = [Task("a", "x", 2.0), Task("s", "sim 0", 1.0), Task("t", "sim 1", 1.0)]
+    assert simulate(tasks, TWO).end["a"] == 2.5  # three on two cores, then one on one
+    part = ("sims", 1.0)
+    bound = simulate(tasks, TWO, {"sim 0": part, "sim 1": part})
+    assert bound.end == {"a": 2.0, "s": 2.0, "t": 2.0}
+    alone = simulate(tasks[1:], TWO, {"sim 0": part, "sim 1": part})
+    assert alone.makespan == 2.0, "they have no more where nobody else runs"
+    apart = simulate(tasks[1:], TWO, {"sim 0": part, "sim 1": ("other", 1.0)})
+    assert apart.makespan == 1.0
+
+
 def test_dependences_cross_lanes() -> None:
     # double buffering by hand: two shards, act on one lane, simulate on the other
     tasks = [

@@ -57,6 +57,18 @@ OVERLAPPED = Nest(
 )
 
 
+def test_shards_that_are_kept_to_a_core_leave_the_coordinator_its_own() -> None:
+    steps = [Step("submit", f"step {g}", f"shard:{g}") for g in range(2)]
+    waits = [Step("wait", f"step {g}", f"shard:{g}") for g in range(2)]
+    nest = Nest("", (*steps, Step("run", "late"), *waits))
+    costs = Costs({"step 0": busy(1.0), "step 1": busy(1.0), "late": busy(2.0)})
+    assert predict(nest, costs, TWO).seconds == pytest.approx(2.5)
+    assert predict(nest, costs, TWO, shard_cores=1).seconds == pytest.approx(2.0)
+    short = Costs({"step 0": busy(1.0), "step 1": busy(1.0), "late": busy(0.0)})
+    assert predict(nest, short, TWO).seconds == pytest.approx(1.0)
+    assert predict(nest, short, TWO, shard_cores=1).seconds == pytest.approx(2.0)
+
+
 def test_a_body_without_lanes_is_a_sum() -> None:
     found = predict(SEQUENTIAL, COSTS, TWO)
     assert found.seconds == pytest.approx(10 * 0.75 + 2 * (0.125 + 4 * 0.5 * 2.0) + 1.0)
