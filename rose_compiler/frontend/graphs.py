@@ -12,11 +12,12 @@ import torch.fx as fx
 
 from rose_compiler.base.errors import SourceLocation
 from rose_compiler.base.remarks import Blocker, RemarkLog
+from rose_compiler.frontend import makes
 from rose_compiler.frontend.module_modes import as_recorded, stays
 from rose_compiler.frontend.record import Record
 from rose_compiler.frontend.trace import Traced, trace
 from rose_compiler.ir import facts
-from rose_compiler.ir.deps import Dependences
+from rose_compiler.ir.deps import Dependences, title
 from rose_compiler.ir.effects import RNG_TORCH, related
 from rose_compiler.ir.ops import STATE, Op, Signature
 from rose_compiler.ir.program import Program, is_call, is_item, is_state, op_of, output_node
@@ -53,9 +54,34 @@ def trace_runs(program: Program, record: Record, log: RemarkLog) -> int:
     for loop in program.loops():
         if not any(is_call(n) and _steps(n) for n in loop.graph.nodes):
             continue
-        for run in find_runs(loop.graph, record, Dependences(program)):
+        deps = Dependences(program)
+        if any(is_call(n) and record.varies(n) for n in loop.graph.nodes):
+            _tell_varying(program, find_runs(loop.graph, record, deps, varying=True), record, log)
+        for run in find_runs(loop.graph, record, deps):
             made += make_graph(program, run, record, log)
     return made
+
+
+def why_varying(node: fx.Node, record: Record) -> Blocker | None:
+    """Why what an operation is handed keeps it from being traced: another type on another trip."""
+    found = makes.two(record.makes.get(node, ()), tails=False)
+    if found is None:
+        return None
+    position, first, second = found
+    return Blocker(
+        "not-traceable",
+        f"{title(node)}: `{op_of(node).signature.params[position]}` is {makes.told(first)} on one "
+        f"trip and {makes.told(second)} on another, and a graph is right for one of them",
+        "values of one type on all trips, by a conversion in front of the loop",
+    )
+
+
+def _tell_varying(program: Program, runs: list[Run], record: Record, log: RemarkLog) -> None:
+    """Say what would be in a graph if its arguments had one type."""
+    rewriter = Rewriter(program, log, PASS)
+    for node in (n for run in runs for n in run.nodes):
+        if (blocker := why_varying(node, record)) is not None:
+            rewriter.missed(node, blocker)
 
 
 def lifted(program: Program) -> set[str]:
@@ -92,14 +118,17 @@ def _places(node: fx.Node) -> list[SourceLocation]:
     return [] if where is None else [where]
 
 
-def find_runs(graph: fx.Graph, record: Record, deps: Dependences) -> list[Run]:
-    """Maximal runs of traceable operations; items in between belong to what they pick from."""
+def find_runs(
+    graph: fx.Graph, record: Record, deps: Dependences, *, varying: bool = False
+) -> list[Run]:
+    """Maximal runs of traceable operations; items in between belong to what they pick from. With
+    ``varying``, as if no argument's type changed from trip to trip."""
     runs: list[Run] = []
     written = _written(graph, deps)
 
     def fits(node: fx.Node) -> bool:
         # what a state holds is rebound while the loop runs, so a graph can't be handed it once
-        if not traceable(node, record) or not stays(node, deps):
+        if not traceable(node, record, varying=varying) or not stays(node, deps):
             return False
         return not any(
             related(e.state, w) for e in deps.effects(node) for w in written if not e.write
@@ -128,11 +157,13 @@ def find_runs(graph: fx.Graph, record: Record, deps: Dependences) -> list[Run]:
     ]
 
 
-def traceable(node: fx.Node, record: Record) -> bool:
+def traceable(node: fx.Node, record: Record, *, varying: bool = False) -> bool:
     """Whether one operation may be part of a graph: torch only, nothing written but the
-    generator.
+    generator, arguments of one type (or, if ``varying``, of any).
     """
-    if not is_call(node) or node not in record.examples or record.varies(node):
+    if not is_call(node) or node not in record.examples:
+        return False
+    if record.varies(node) and not varying:
         return False
     op = op_of(node)
     signature = op.signature

@@ -10,7 +10,7 @@ import torch
 import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
-from rose_compiler.frontend.graphs import is_tensor_item, names_of
+from rose_compiler.frontend.graphs import is_tensor_item, names_of, why_varying
 from rose_compiler.frontend.loss_run import NO_GRAD, loss_of, modes_of, run_function, without_grad
 from rose_compiler.frontend.rebinding import writes_in_place
 from rose_compiler.frontend.record import Record
@@ -139,6 +139,8 @@ class _Tracer:
         return all(_is_torch(s) for s in results)
 
     def _unfit(self, node: fx.Node) -> Blocker:
+        if (blocker := why_varying(node, self.record)) is not None:
+            return blocker
         op = op_of(node) if is_call(node) else None
         if op is None or is_call(node, LOOP) or is_call(node, BRANCH):
             return _no("a part of the loss is computed by a loop, a branch or another trip")

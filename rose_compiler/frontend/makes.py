@@ -37,11 +37,43 @@ def differ(
 ) -> bool:
     """Whether an argument was of two makes: in dtype and device, if ``dtypes``, in trailing sizes,
     if ``tails``, in keys or in the number of axes. What is no tensor or array differs from none."""
+    return two(combinations, dtypes=dtypes, tails=tails) is not None
+
+
+def two(
+    combinations: Iterable[tuple[Any, ...]], *, dtypes: bool = True, tails: bool = True
+) -> tuple[int, Any, Any] | None:
+    """The first argument that :func:`differ` means, by its position, and two of its makes."""
     left: dict[str, Any] = {} if dtypes else {"dtype": None, "device": None}
     if not tails:
         left["tail"] = ()
-    columns = zip(*({_without(m, left): None for m in combinations}), strict=True)
-    return any(len({make for make in column if make is not None}) > 1 for column in columns)
+    for position, column in enumerate(zip(*combinations, strict=True)):
+        # by what is left of them, as they were seen first
+        seen: dict[Any, Any] = {}
+        for make in column:
+            if make is not None:
+                seen.setdefault(_without(make, left), make)
+        if len(seen) > 1:
+            first, second, *_ = seen.values()
+            return position, first, second
+    return None
+
+
+def told(make: Any) -> str:
+    """A make in words, rows left out: ``float32 (rows, 3)``, ``{far: float32 (rows, 1)}``."""
+    if isinstance(make, Make):
+        dtype = str(make.dtype).removeprefix("torch.")
+        sizes = ", ".join(map(str, ("rows", *make.tail))) if make.axes else ""
+        device = (
+            f" on {make.device}" if make.device is not None and str(make.device) != "cpu" else ""
+        )
+        return f"{dtype} ({sizes}){device}"
+    if isinstance(make, tuple):
+        pairs = all(isinstance(m, tuple) and len(m) == 2 and isinstance(m[0], str) for m in make)
+        if make and pairs:
+            return "{" + ", ".join(f"{k}: {told(m)}" for k, m in make) + "}"
+        return "(" + ", ".join(map(told, make)) + ")"
+    return "something else"
 
 
 def _without(make: Any, left: dict[str, Any]) -> Any:
