@@ -105,6 +105,7 @@ def _random(workload: Workload, effort: Effort, threads: int, stack: ExitStack) 
         )
         if one not in made:
             made.append(one)
+    tuning.by_windows = False
     tuning._chooser = Chooser(made, budget_s=effort.budget)
 
     def step() -> None:

@@ -21,6 +21,7 @@ from rose_compiler.codegen.emit import Emitted
 from rose_compiler.kernels.scan_native import Built
 from rose_compiler.runtime.inductor import Note
 from rose_compiler.tune.chooser import Chooser
+from rose_compiler.tune.search import LeftOut, Proposal
 from rose_compiler.tune.space import candidates
 
 #: Seconds that Inductor is expected to take. It is asked for no more than that long a training has
@@ -69,6 +70,8 @@ class Tuning:
         self._work = WorkMeter()
         self.progress = Progress()
         self.verdicts = Verdicts(log)
+        #: Whether windows say which schedules are tried; without, all are.
+        self.by_windows = True
         self._chooser: Chooser | None = None
         self._entry: Entry | None = None
         self._iterations = 0
@@ -169,7 +172,24 @@ class Tuning:
         ``None`` where there is none, or the search is under way."""
         if self._chooser is None or self.settled or self._chooser.begun:
             return None
-        return next((c for c in self._chooser.candidates if c is not None and c.hosted), None)
+        return next((c for c in self._chooser.open if c is not None and c.hosted), None)
+
+    @property
+    def untried(self) -> list[Decision]:
+        """What is tried beside what has to be beaten, before any is; nothing later."""
+        if self._chooser is None or self.settled or self._chooser.begun:
+            return []
+        known = enumerate(self._chooser.candidates)
+        return [c for k, c in known if c is not None and k != self._chooser.eager]
+
+    def arrange(self, proposals: Sequence[Proposal], left_out: Sequence[LeftOut]) -> None:
+        """Try schedules in this order, and tell why others are not tried."""
+        assert self._chooser is not None
+        whys = {one.decision: f"left out: {one.blocker.why}" for one in left_out}
+        self._chooser.arrange([one.decision for one in proposals], whys)
+        self.verdicts.aims.update((one.decision, str(one)) for one in proposals)
+        for one in left_out:
+            self.log.add(replace(Remark.from_blocker(PASS, one.blocker), gain=one.gain_s))
 
     def propose(self, decision: Decision) -> None:
         """Try one more schedule, before any is tried."""

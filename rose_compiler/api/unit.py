@@ -19,6 +19,7 @@ from rose_compiler.api.pipelining import Pipelining
 from rose_compiler.api.process_quotas import ProcessQuotas
 from rose_compiler.api.profiling import Profiling
 from rose_compiler.api.schedules import Schedule
+from rose_compiler.api.searching import arrange
 from rose_compiler.api.tracing import Trace, Tracer
 from rose_compiler.api.tuning import Tuning
 from rose_compiler.api.worlds import World
@@ -128,7 +129,9 @@ class Unit(Building):
             self.profiling.baseline_done = True
             done, result = self._baseline(runtime, values, states, tuning, Decision())
             if done:
-                self.pipelining.propose(self, self.profiling.of.get(Decision()), tuning)
+                base = self.profiling.of.get(Decision())
+                self.pipelining.propose(self, base, tuning)
+                arrange(self, base, tuning)
                 return result
         close = self.options.numerics == "close"
         if wanted := self.cores.wanted(tuning, self.program.objects, close):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch.fx as fx
 
@@ -70,16 +70,22 @@ class Place(Pass):
     def _threads(self, program: Program, rewrite: Rewriter) -> None:
         options = context_of(rewrite).options
         wanted = {"rollout": options.rollout_threads, "update": options.update_threads}
-        for node in _outermost(program.root.graph):
-            loop = LoopView(node)
-            kind = _purpose(loop)
-            count = wanted.get(kind) if kind else None
+        for loop, kind in purposes(program):
+            count = wanted[kind]
             if count is None:
                 continue
             if not rewrite.spend():
                 return
-            rewrite.set_facts(node, loop=replace(loop.facts, threads=count))
-            rewrite.applied(node, f"torch uses {count} threads while {loop.label} runs")
+            rewrite.set_facts(loop.node, loop=replace(loop.facts, threads=count))
+            rewrite.applied(loop.node, f"torch uses {count} threads while {loop.label} runs")
+
+
+def purposes(program: Program) -> Iterator[tuple[LoopView, Literal["rollout", "update"]]]:
+    """The outermost loops that either step a simulator or train: those with a thread count."""
+    for node in _outermost(program.root.graph):
+        kind = _purpose(LoopView(node))
+        if kind == "rollout" or kind == "update":
+            yield LoopView(node), kind
 
 
 def _is_state_call(node: fx.Node) -> bool:
@@ -100,7 +106,7 @@ def _below(module: fx.GraphModule) -> list[fx.Graph]:
     return [g for _, child in children(module) for g in (child.graph, *_below(child))]
 
 
-def _purpose(loop: LoopView) -> str | None:
+def _purpose(loop: LoopView) -> Literal["rollout", "update", "both"] | None:
     """Whether a loop steps a simulator or trains; None if neither, ``"both"`` if both."""
     calls = _calls(loop)
     steps, trains = "step" in calls, bool(calls & TRAINING)

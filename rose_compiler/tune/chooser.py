@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from rose_compiler.base.decision import Decision
@@ -127,6 +127,24 @@ class Chooser:
             raise ValueError(f"the search is under way: {candidate} can't join it")
         self._queue.append(self._join(candidate))
 
+    @property
+    def open(self) -> list[Decision | None]:
+        """The candidates that are neither left out nor hopeless."""
+        return [one for c, one in enumerate(self.candidates) if c not in self._dropped]
+
+    def arrange(self, order: Sequence[Decision], left_out: Mapping[Decision, str]) -> None:
+        """Try what has to be beaten, then ``order``, then what is not named; leave others out, with
+        the reasons why. Only while none was seen."""
+        if self.begun:
+            raise ValueError("the search is under way: its order stands")
+        known = {one: c for c, one in enumerate(self.candidates)}
+        for decision, why in left_out.items():
+            self._dropped.add(known[decision])
+            self.verdicts[known[decision]] = why
+        first = [self.eager, *(known[one] for one in order)]
+        rest = [c for c in self._queue if c not in first and c not in self._dropped]
+        self._queue = [*first, *rest]
+
     def _join(self, candidate: Decision | None) -> int:
         """The place of one more candidate."""
         self.candidates.append(candidate)
@@ -197,7 +215,7 @@ class Chooser:
         if self.budget_trips is None or not self.trips:
             return self.trial_s
         most = self.budget_trips * self.spent_s / self.trips
-        return min(self.trial_s, most / (2 * len(self.candidates)))
+        return min(self.trial_s, most / (2 * len(self.open)))
 
     def adopt(self, decision: Decision | None, why: str) -> None:
         """Settle on a schedule at once, without trials; one that is no candidate becomes one."""

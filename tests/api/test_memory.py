@@ -174,7 +174,9 @@ def test_schedules_above_the_limit_are_no_candidates(training: Training) -> None
     tuning = fast._last.unit.tuning()
     assert tuning.chosen is None
     left_out = [r for r in fast._log.missed() if r.code == "memory-limit"]
-    assert len(left_out) == len(tuning._chooser.candidates) - 1
+    twins = [r for r in fast._log.missed() if "comes out as the same code" in r.why]
+    assert left_out, "what is not tried for another reason says nothing about memory"
+    assert len(left_out) + len(twins) == len(tuning._chooser.candidates) - 1
     for remark in left_out:
         assert "MiB above program order" in remark.why or "B above program order" in remark.why
         assert "1 MiB are allowed" in remark.why

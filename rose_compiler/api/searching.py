@@ -1,0 +1,78 @@
+"""Asks the profile of program order which schedules to try, and arranges the search by that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from rose_compiler.api.building import Building
+from rose_compiler.api.profiling import Instrumented
+from rose_compiler.api.tuning import Tuning
+from rose_compiler.base.decision import Decision
+from rose_compiler.base.profile import Profile
+from rose_compiler.ir.keys import loops_by_key, nodes_by_key
+from rose_compiler.ir.program import Program
+from rose_compiler.passes.place import purposes
+from rose_compiler.passes.recurrence import is_step
+from rose_compiler.tune.fits import Fits
+from rose_compiler.tune.search import Evidence, Purpose, Region, propose, rooms
+from rose_compiler.tune.windows import find_windows
+
+#: Share of the budget for tuning after which no further schedule is built to look at it.
+SHARE = 0.1
+
+
+def arrange(unit: Building, base: Instrumented | None, tuning: Tuning) -> None:
+    """Have schedules tried in the order, and only those, that the profile in ``base`` speaks for.
+    Before any is tried; nothing happens without a profile of program order."""
+    space = tuning.untried if tuning.by_windows else []
+    if base is None or not base.iteration_s or not space:
+        return
+    tuning.arrange(*propose(space, evidence(unit, base, tuning, space)))
+
+
+def evidence(unit: Building, base: Instrumented, tuning: Tuning, space: list[Decision]) -> Evidence:
+    """What the profile of program order says of the schedules in ``space``."""
+    profile, program = base.profile, base.program
+    seconds: dict[Decision, float] = {}
+    same: dict[Decision, Decision] = {}
+    texts: dict[tuple[str, str], Decision] = {}
+    deadline = time.perf_counter() + SHARE * tuning.options.tune_budget
+    base_s = tuning.forecast(Decision()) or profile.iteration_s[-1]
+    for decision in space:
+        if time.perf_counter() > deadline:
+            break
+        try:
+            built = unit.build(decision)
+            found = tuning.forecast(decision)
+        except Exception:  # it fails again when its turn comes, and is dropped by name then
+            continue
+        if found is not None:
+            seconds[decision] = found
+        text = built.source, built.history[-1][1] if len(built.history) else ""
+        if (first := texts.setdefault(text, decision)) != decision:
+            same[decision] = first
+    windows = find_windows(profile, fits=Fits(program, profile))
+    found_regions = tuple(regions(program, profile))
+    return Evidence(windows.iteration_s, base_s, rooms(windows), found_regions, seconds, same)
+
+
+def regions(program: Program, profile: Profile) -> Iterator[Region]:
+    """Loops that step a simulator, and those that have a thread count, with their operations."""
+    nodes = nodes_by_key(program)
+    keys = {loop.node: tuple(key.split("/")) for key, loop in loops_by_key(program).items()}
+    own = [o for o in profile.ops if o.op in nodes and not is_step(nodes[o.op])]
+
+    def region(path: tuple[str, ...], purpose: Purpose) -> Region:
+        inside = [o for o in own if o.path[: len(path)] == path]
+        count = sum(o.count for o in inside)
+        busy = sum(o.count * o.cpu_s for o in inside)
+        work = sum(o.count * o.work_s for o in inside)
+        each = sum(o.count * o.mean_s for o in inside) / max(1, count)
+        return Region(path, purpose, work / busy if busy > 0 else 1.0, each)
+
+    for key, loop in loops_by_key(program).items():
+        if any(is_step(node) for node in loop.graph.nodes):
+            yield region(tuple(key.split("/")), "steps")
+    for loop, purpose in purposes(program):
+        yield region(keys[loop.node], purpose)
