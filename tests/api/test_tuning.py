@@ -40,6 +40,8 @@ def test_what_was_refused_at_once_takes_no_trial_away() -> None:
 class Kept:
     """A kept schedule that no search of this run proposes."""
 
+    plan = None
+
     def __init__(self, decision: Decision) -> None:
         self.decision = decision
 
