@@ -13,11 +13,12 @@ from rose_compiler.api.options import Options
 from rose_compiler.api.probing import Prober
 from rose_compiler.api.schedules import Schedule, built, changed
 from rose_compiler.api.tuning import Tuning
-from rose_compiler.api.watching import Watch, copy_program
+from rose_compiler.api.watching import Watch
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.knobs import Settings
 from rose_compiler.base.remarks import RemarkLog
+from rose_compiler.ir.bodies import copy_program
 from rose_compiler.ir.losses import Loss
 from rose_compiler.ir.program import Program
 from rose_compiler.passes.base import PassContext

@@ -25,11 +25,11 @@ from rose_compiler.frontend.scalar import is_scalar
 from rose_compiler.frontend.source import is_user_type
 from rose_compiler.frontend.states import refine
 from rose_compiler.frontend.unroll import unroll
-from rose_compiler.ir import bodies, interp
+from rose_compiler.ir import interp
+from rose_compiler.ir.bodies import copy_program
 from rose_compiler.ir.dump import dump
 from rose_compiler.ir.effects import EVERYTHING
 from rose_compiler.ir.losses import Loss
-from rose_compiler.ir.ops import OpTable
 from rose_compiler.ir.program import Program, op_of
 from rose_compiler.ir.verify import verify
 
@@ -171,21 +171,6 @@ class Watch:
         self.text = dump(program)
         if knobs.current().remarks and len(log):
             print(log.render(), file=sys.stderr)
-
-
-def copy_program(program: Program) -> Program:
-    """A program that passes may rewrite, over the same operations and objects."""
-    copy = Program(
-        program.name,
-        program.root,
-        OpTable(dict(program.ops.by_name)),
-        program.value_params,
-        program.state_params,
-        program.stage,
-        program.objects,
-    )
-    copy.root = bodies.copied(program.root, program, {}, "")
-    return copy
 
 
 def _changing_scalars(program: Program) -> Iterator[tuple[Any, str]]:

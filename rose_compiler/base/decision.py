@@ -58,6 +58,8 @@ class Decision:
     ``hosted``: calls of components in hosts run beside what does not need their results.
     ``overlap``: evaluations, checkpoints, logs and other work that no training waits for run on
     threads of their own, and so does one of two operations that do not need each other.
+    ``accumulate``: in the first epoch, the gradient of a group is added up while the next group is
+    collected.
     ``cores``: the cores of each lane, of the coordinator's too, as (lane, number) pairs: torch uses
     as many threads there, and the processes of hosts are bound to theirs; ``"shards"`` stands for
     those of all shards together. Who is not named is not bound.
@@ -78,6 +80,7 @@ class Decision:
     fuse: bool = False
     hosted: bool = False
     overlap: bool = False
+    accumulate: bool = False
     cores: tuple[tuple[str, int], ...] = ()
     compile: bool = False
     cuda_graphs: bool = False
@@ -95,7 +98,9 @@ class Decision:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise _malformed(name, f"a whole number, {least} or more", value)
-        for name in ("defer", "fuse", "hosted", "overlap", "compile", "cuda_graphs"):
+        for name in (
+            *("defer", "fuse", "hosted", "overlap", "accumulate", "compile", "cuda_graphs"),
+        ):
             if not isinstance(getattr(self, name), bool):
                 raise _malformed(name, "true or false", getattr(self, name))
 

@@ -75,6 +75,18 @@ BLOCKER_CODES: dict[str, BlockerCode] = {
     "draw-order": BlockerCode(
         "illegal", "random numbers would be drawn from one generator in another order"
     ),
+    "whole-collection": BlockerCode(
+        "illegal",
+        "what a loss needs is made of all groups (whitening, a normalizer), so none can be trained "
+        "on before the last is collected",
+    ),
+    "incomplete-group": BlockerCode(
+        "illegal", "a group's loss may use data that a later trip of the collecting loop brings"
+    ),
+    "parameters-change": BlockerCode(
+        "illegal",
+        "training on one group changes parameters that later groups are collected or compared with",
+    ),
     "early-exit": BlockerCode(
         "illegal", "the loop may stop on a value, and nothing past that test is done ahead of it"
     ),

@@ -13,6 +13,7 @@ import torch.fx as fx
 from rose_compiler.codegen.expressions import Printer
 from rose_compiler.codegen.schedule import Action
 from rose_compiler.ir import facts
+from rose_compiler.ir.contexts import UNVERSIONED
 from rose_compiler.ir.facts import Context
 from rose_compiler.ir.ops import APPEND, BRANCH, LOOP, MERGE, NEW_LIST, PIECE, SHARD, STATE
 from rose_compiler.ir.program import BranchView, LoopView, is_call, is_exit, is_item
@@ -110,6 +111,8 @@ def _common(all_modes: list[Modes]) -> Modes:
 
 def text(context: Context, printer: Printer) -> str:
     """What enters a mode."""
+    if context.kind == UNVERSIONED:
+        return "torch.autograd.graph.saved_tensors_hooks(torch.detach, torch.detach)"
     words: dict[str, Any] = {a[0]: a[1] for a in context.args if isinstance(a, tuple)}
     args = tuple(a for a in context.args if not isinstance(a, tuple))
     return f"torch.{context.kind}({printer.arguments(args, words, {})})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.fx as fx
@@ -10,6 +10,7 @@ import torch.fx as fx
 from rose_compiler.frontend.names import StateNames
 from rose_compiler.ir import facts
 from rose_compiler.ir.effects import EVERYTHING, related
+from rose_compiler.ir.extent import may_have_graph
 from rose_compiler.ir.ops import BRANCH, LOOP
 from rose_compiler.ir.program import Program, is_call, is_exit, op_of
 from rose_compiler.ir.scope import nodes_in
@@ -40,6 +41,45 @@ class Slices:
                 if not effect.write:
                     states.add(effect.state)
         return [t for name, t in self.names.tensors.items() if self._touched(name, t, states)]
+
+    def local(self, node: fx.Node, recorded: Mapping[fx.Node, bool]) -> bool:
+        """Whether only what computes the node's arguments can have recorded what it goes back
+        through: nothing of that reads a state in which a value with a graph may have been put."""
+        keeping = self._keeping(recorded)
+        for source in self._slice(node):
+            for effect in self.summary.effects(source):
+                if EVERYTHING in keeping or effect.state == EVERYTHING:
+                    return False
+                if any(related(effect.state, state) for state in keeping):
+                    return False
+        return True
+
+    def _keeping(self, recorded: Mapping[fx.Node, bool]) -> set[str]:
+        """The states, gradients apart, in which some operation may put a value with a graph."""
+        found: set[str] = set()
+        rest = [n for n in self.calls if not _no_graph(n)]
+        more = True
+        while more:
+            more = False
+            for node in list(rest):
+                effects = self.summary.effects(node)
+                reads = [e.state for e in effects if not e.write]
+                unknown = any(e.write and e.state == EVERYTHING for e in effects)
+                puts = (
+                    unknown
+                    or recorded.get(node, False)
+                    or any(
+                        may_have_graph(facts.get(used).spec)
+                        for used in node.all_input_nodes
+                        if not self.summary.state(used)
+                    )
+                )
+                if puts or any(related(a, b) for a in reads for b in found):
+                    rest.remove(node)
+                    written = {e.state for e in effects if e.write and ".grads" not in e.state}
+                    more = more or not written <= found
+                    found |= written
+        return found
 
     def _touched(self, name: str, tensor: torch.Tensor, states: set[str]) -> bool:
         is_leaf = ".params." in name or tensor.requires_grad

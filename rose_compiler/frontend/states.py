@@ -17,6 +17,7 @@ from rose_compiler.frontend.components import Declaration
 from rose_compiler.frontend.effects_iter import of_code
 from rose_compiler.frontend.effects_of import Surroundings, Walker
 from rose_compiler.frontend.effects_val import Effects, Val, grads_of
+from rose_compiler.frontend.extents import mark_through, mark_views
 from rose_compiler.frontend.held import add_held, result_nodes, share_statically
 from rose_compiler.frontend.links import add_links
 from rose_compiler.frontend.record import Record, find_aliases
@@ -78,6 +79,7 @@ def refine(program: Program, record: Record, log: RemarkLog) -> None:
         if effects.backward:
             _add_backward(node, effects, slices, record)
             _sign(op_of(node), effects)
+            mark_through(node, slices, record)
     add_links(found, record.names, scope)
     for node, effects in found.items():
         _mark_opaque(node, effects, record)
@@ -86,6 +88,7 @@ def refine(program: Program, record: Record, log: RemarkLog) -> None:
         op = op_of(node)
         _sign(op, effects)
         op.signature = replace(op.signature, records=uses(node, op.signature, record))
+        mark_views(op, effects)
 
 
 def _analyze_all(program: Program, record: Record, trained: set[str]) -> dict[fx.Node, Effects]:

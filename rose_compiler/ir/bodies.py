@@ -13,7 +13,7 @@ import torch.fx as fx
 from rose_compiler.ir import facts, program
 from rose_compiler.ir.body import Body
 from rose_compiler.ir.builder import settle_target
-from rose_compiler.ir.ops import BRANCH, BREAK_IF, CONTINUE_IF, LOOP, STATE
+from rose_compiler.ir.ops import BRANCH, BREAK_IF, CONTINUE_IF, LOOP, STATE, OpTable
 from rose_compiler.ir.program import BranchView, LoopView, Program, Value, is_call
 
 
@@ -244,3 +244,18 @@ def copied(
         facts.copy(node, new[node], pass_name=pass_name)
         rename(new[node], renamed)
     return Body(holder, graph)
+
+
+def copy_program(program: Program) -> Program:
+    """A program that passes may rewrite, over the same operations and objects."""
+    copy = Program(
+        program.name,
+        program.root,
+        OpTable(dict(program.ops.by_name)),
+        program.value_params,
+        program.state_params,
+        program.stage,
+        program.objects,
+    )
+    copy.root = copied(program.root, program, {}, "")
+    return copy

@@ -10,9 +10,21 @@ import torch
 
 from rose_compiler.ir.facts import Context
 
+#: The kind of context that passes put around forwards whose saved tensors nobody overwrites.
+UNVERSIONED = "unversioned"
+
 
 def _phase(*name: Any) -> AbstractContextManager[Any]:
     return nullcontext()
+
+
+def unversioned() -> AbstractContextManager[Any]:
+    """Let a graph keep what it saves without comparing versions of it later.
+
+    A view has the version of all that it is a view of: writes elsewhere in it, which a pass has
+    proven to be elsewhere, would have ``backward`` raise.
+    """
+    return torch.autograd.graph.saved_tensors_hooks(torch.detach, torch.detach)
 
 
 #: Kinds of contexts and what enters each. "phase" only names a stretch of the user's code.
@@ -22,6 +34,7 @@ CONTEXTS: dict[str, Callable[..., AbstractContextManager[Any]]] = {
     "inference_mode": torch.inference_mode,
     "autocast": torch.autocast,
     "phase": _phase,
+    UNVERSIONED: unversioned,
 }
 
 

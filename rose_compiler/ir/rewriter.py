@@ -303,6 +303,12 @@ class Rewriter(Nesting):
 
     # -- carried values
 
+    def begin(self, loop: fx.Node, bounds: tuple[Value, ...], carried: tuple[Value, ...]) -> None:
+        """Let a loop make other trips, from other values on."""
+        used = [tuple(self.use(v, loop.graph) for v in values) for values in (bounds, carried)]
+        loop.args = (loop.args[0], *used, loop.args[3])
+        self._changed()
+
     def add_carried(
         self,
         loop: LoopView | fx.Node,

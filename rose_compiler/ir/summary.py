@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import sympy
 import torch.fx as fx
 
-from rose_compiler.ir import facts, program, sym
+from rose_compiler.ir import extent, facts, program, sym
 from rose_compiler.ir.effects import (
     EVERYTHING,
     ITEMS,
@@ -90,7 +90,7 @@ class Summary(Scope):
                     yield Effect(False, state)
                 continue
             for alias in self.aliases(value):
-                yield Effect(False, alias)
+                yield Effect(False, alias, extent.within(self, value, alias))
                 yield from self._held(alias)
             if not self._written:
                 continue
@@ -112,19 +112,23 @@ class Summary(Scope):
                 if entry.index is not None and not indices:
                     indices = {name: self.linear(value) for name, value in args.items()}
                 shallow = write and entry.root in op.attributes.get("items", ())
-                for state, region in self._targets(entry, args, indices, shallow):
-                    yield Effect(write, state, region)
+                for state, region in self.targets(entry, args, indices, shallow):
+                    saved = not write and region is None and entry.absolute is not None
+                    parts = extent.held(self, node, state) if saved else None
+                    for part in parts or (region,):
+                        yield Effect(write, state, part)
                     yield from self._held(state)
         if op.kind == "step":
             yield from self._outputs(node, args)
 
-    def _targets(
+    def targets(
         self,
         entry: Entry,
         args: dict[str, Value],
         indices: dict[str, sym.Linear | None],
-        shallow: bool,
+        shallow: bool = False,
     ) -> Iterator[tuple[str, Region | None]]:
+        """The states that an entry of an operation means, each with the part of it."""
         below = f".{entry.path}" if entry.path else ""
         region = self._region(entry, indices)
         if entry.absolute is not None:
@@ -140,7 +144,7 @@ class Summary(Scope):
             elif aliases:
                 # a view may start anywhere in the state: its own indices say nothing there
                 for alias in aliases:
-                    yield alias, None
+                    yield alias, extent.within(self, node, alias)
             else:
                 definers = self.definers(node)
                 # neither do those of a view or of one item of a tuple

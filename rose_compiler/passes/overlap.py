@@ -98,7 +98,7 @@ class Overlap(Pass):
         lanes: dict[fx.Node, str] = {}
         for lane in dict.fromkeys(wanted.values()):
             mine = [n for n in modulo.order if wanted.get(n) == lane]
-            beside = _beside(modulo, mine, wanted, alone)
+            beside = beside_of(modulo, mine, wanted, alone)
             if not beside:
                 rewrite.missed(mine[0], Blocker("no-window", "everything else waits for it"))
             elif rewrite.spend():
@@ -111,7 +111,7 @@ class Overlap(Pass):
         if not lanes:
             return {}
         for node in lanes:
-            for inner in _below(node):
+            for inner in below(node):
                 if facts.get(inner).slot is not None:  # a thread has no lanes of its own
                     rewrite.set_facts(inner, slot=None)
         if placed:
@@ -130,7 +130,7 @@ def _switched_off(context: PassContext) -> Blocker | None:
     return None
 
 
-def _beside(
+def beside_of(
     modulo: Modulo, mine: Sequence[fx.Node], wanted: dict[fx.Node, str], alone: bool
 ) -> list[fx.Node]:
     """What the coordinator, or another lane, does while operations of one lane are under way."""
@@ -238,7 +238,7 @@ def why_not(node: fx.Node, deps: Dependences) -> Blocker | None:
             "declare its reads and writes with `rose_compiler.component` or `declare`",
             where=where,
         )
-    inside = list(_below(node))
+    inside = list(below(node))
     if is_hosted(node) or any(map(is_hosted, inside)):
         return Blocker("no-lane", f"{title(node)} calls a component that has a host", where=where)
     if is_exit(node) or (is_call(node, BRANCH) and any(map(bodies.exits, bodies.graphs_of(node)))):
@@ -351,12 +351,12 @@ def _parallel(
     return found
 
 
-def _below(node: fx.Node) -> Iterator[fx.Node]:
+def below(node: fx.Node) -> Iterator[fx.Node]:
     if is_call(node, LOOP) or is_call(node, BRANCH):
         for graph in bodies.graphs_of(node):
             for inner in graph.nodes:
                 yield inner
-                yield from _below(inner)
+                yield from below(inner)
 
 
 def bodies_of(program: Program) -> Iterator[tuple[fx.Node | None, fx.Graph]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 
 from rose_compiler.base.errors import fail
+from rose_compiler.passes.accumulate import Accumulate
 from rose_compiler.passes.base import Pass
 from rose_compiler.passes.canonicalize import Canonicalize
 from rose_compiler.passes.defer import Defer
@@ -69,6 +70,12 @@ ORDER: tuple[Entry, ...] = (
     Entry(
         Hosts(),
         "behind late: bodies with steps are placed by then, and keep the order that steps want",
+    ),
+    Entry(
+        Accumulate(),
+        "behind place, which gives each of the loops that it fuses its threads, and behind late: "
+        "steps of a loop that goes to a thread as a whole lose their lanes; before next_reset, "
+        "which places what stands around the loops",
     ),
     Entry(
         NextReset(),

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rose_compiler.api.checking import Checker
-from rose_compiler.api.watching import copy_program
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import VerifyError
 from rose_compiler.ir import interp
+from rose_compiler.ir.bodies import copy_program
 from rose_compiler.ir.program import Program, is_call, op_of
 from rose_compiler.passes.base import PassContext
 from rose_compiler.passes.manager import PassManager
