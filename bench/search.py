@@ -59,7 +59,7 @@ def fastest(workload: Workload, repeats: int) -> Profile:
         for _ in range(repeats):
             function.profile_next(1)
             training.run(function)
-            found.append(function._last.unit.profiling.last.latest)  # type: ignore[union-attr]
+            found.append(function._last.unit.profiling.last.latest)
     finally:
         training.close()
     return min(found, key=lambda profile: profile.iteration_s[-1])
@@ -74,7 +74,7 @@ def seen(
     training.closers.insert(0, function.close)
     try:
         training.run(function)
-        unit = function._last.unit  # type: ignore[union-attr]
+        unit = function._last.unit
         torch.set_num_threads(threads)
         tuning = unit.tuning()
         torch.set_num_threads(1)

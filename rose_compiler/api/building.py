@@ -14,6 +14,7 @@ from rose_compiler.api.probing import Prober
 from rose_compiler.api.schedules import Schedule, built, changed
 from rose_compiler.api.tuning import Tuning
 from rose_compiler.api.watching import Watch
+from rose_compiler.api.wrappers import batchable
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.knobs import Settings
@@ -21,7 +22,7 @@ from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.ir.bodies import copy_program
 from rose_compiler.ir.losses import Loss
 from rose_compiler.ir.program import Program
-from rose_compiler.passes.base import PassContext
+from rose_compiler.passes.base import Batchable, PassContext
 from rose_compiler.passes.fuse_graphs import graphs
 from rose_compiler.runtime.optimizers import why_not_fused
 
@@ -39,6 +40,7 @@ class Building:
         self.folder = ""  # below the one that ROSE_DUMP names
         self.schedules: dict[tuple[Decision, Settings, int], Schedule] = {}
         self._asked: tuple[Decision, Settings, Schedule] | None = None  # what was built last
+        self._wrappers: dict[str, tuple[Batchable, ...]] | None = None
 
     def tuning(self, eager: bool = True) -> Tuning:
         """Which schedule comes next."""
@@ -48,7 +50,7 @@ class Building:
         """The program is another one: schedules are built anew."""
         self.schedules.clear()
         self.memory.forget()
-        self._asked = None
+        self._asked = self._wrappers = None
 
     def shards(self) -> dict[str, tuple[int, ...]]:
         """Rows of each shard of every simulator among the states, by the state's name."""
@@ -62,6 +64,13 @@ class Building:
         """Why steps of each optimizer can't be fused, by state name; ``None`` where they can."""
         found = objects.below(self.program.objects, lambda x: isinstance(x, torch.optim.Optimizer))
         return {name: why_not_fused(optimizer) for name, optimizer in found.items()}
+
+    def wrappers(self) -> dict[str, tuple[Batchable, ...]]:
+        """What can advance at once in each shard of the simulators that can say so, by state name;
+        asked once."""
+        if self._wrappers is None:
+            self._wrappers = batchable(self.program.objects)
+        return self._wrappers
 
     def _compilable(self) -> bool:
         """Whether a loss can be compiled together with its ``backward``, or a graph."""
@@ -82,6 +91,7 @@ class Building:
             optimizers=self.optimizers(),
             examples=self.watch.examples,
             losses=self.watch.losses if decision.compile else {},
+            wrappers=self.wrappers(),
         )
 
     def build(self, decision: Decision) -> Schedule:

@@ -29,20 +29,17 @@ from rose_compiler.tune.space import candidates
 COMPILE_S = 10.0
 
 
-def default_decision(
-    shards: int, asynchronous: bool, close: bool, fuse: bool, hosted: bool = False
-) -> Decision:
-    """The schedule without tuning: two groups of shards, late work in the simulator's shadow.
+def default_decision(shards: int, asynchronous: bool, close: bool, plain: Decision) -> Decision:
+    """The schedule without tuning: two groups of shards, late work in the simulator's shadow, and
+    what ``plain`` has.
 
     Steps and products beside each other want one thread each; in bitwise mode the thread count
     stays the user's, since sums differ in bits between one thread and two.
     """
     if not asynchronous:
-        return Decision(late="shadow", fuse=fuse, hosted=hosted)
+        return replace(plain, late="shadow")
     threads = 1 if close else None
-    return Decision(
-        groups=min(2, shards), late="shadow", rollout_threads=threads, fuse=fuse, hosted=hosted
-    )
+    return replace(plain, groups=min(2, shards), late="shadow", rollout_threads=threads)
 
 
 class Tuning:
@@ -60,6 +57,7 @@ class Tuning:
         hosted: bool = False,
         overlap: Callable[[], bool] = lambda: False,
         compilable: Callable[[], bool] = lambda: False,
+        wrappers: bool = False,
         plans: dict[Decision, QuotaPlan] | None = None,
     ) -> None:
         self.options = options
@@ -86,10 +84,11 @@ class Tuning:
         self._edit = knobs.current().edit
         close = options.numerics == "close"
         fuse = fusable and close
-        self._fuse, self._hosted = fuse, hosted
+        #: Program order with what every candidate has.
+        self._plain = Decision(fuse=fuse, hosted=hosted, wrappers=wrappers)
         #: What runs where nothing is tuned.
         self.default = options.decision or default_decision(
-            shards, asynchronous, close, fuse, hosted
+            shards, asynchronous, close, self._plain
         )
         if options.decision is not None or not options.tune or self._edit is not None:
             self._fixed = self.default
@@ -104,10 +103,11 @@ class Tuning:
             fuse=fuse,
             hosted=hosted,
             overlap=overlap(),
+            wrappers=wrappers,
         )
         self._entry = stored(space)
         self._compilable = compilable if close else lambda: False
-        known = [*space, *(_compiled(one, fuse, hosted) for one in space)]
+        known = [*space, *(_compiled(one, self._plain) for one in space)]
         kept = None if self._entry is None else self._entry.load(known)
         self._chooser = Chooser(space, budget_s=options.tune_budget)
         if kept is not None:
@@ -313,7 +313,7 @@ class Tuning:
         if not chooser.allows(COMPILE_S):
             return
         self._asked_to_compile = True
-        decision = _compiled(self.chosen, self._fuse, self._hosted)
+        decision = _compiled(self.chosen, self._plain)
         if decision not in chooser.candidates and self._compilable():
             chooser.challenge(decision)
 
@@ -411,9 +411,9 @@ class Tuning:
         return "" if self._chooser is None else self.verdicts.table(self._chooser, width)
 
 
-def _compiled(decision: Decision | None, fuse: bool, hosted: bool) -> Decision:
+def _compiled(decision: Decision | None, plain: Decision) -> Decision:
     """A schedule with its losses compiled; for the user's own statements, program order."""
-    return replace(decision or Decision(fuse=fuse, hosted=hosted), compile=True)
+    return replace(decision or plain, compile=True)
 
 
 def _innermost(error: BaseException) -> str:

@@ -23,6 +23,7 @@ from rose_compiler.api.searching import arrange
 from rose_compiler.api.tracing import Trace, Tracer
 from rose_compiler.api.tuning import Tuning
 from rose_compiler.api.worlds import World
+from rose_compiler.api.wrappers import with_wrappers
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.remarks import Blocker, RemarkLog
@@ -348,6 +349,7 @@ class Unit(Building):
                 overlap=lambda: overlapping(self.program) or resetting(self.program),
                 compilable=self._compilable,
                 plans=self.cores.plans,
+                wrappers=self._batches(),
             )
             self._tuning.progress.name = self.program.name
             self._tuning.verdicts.forecast = self.forecast
@@ -356,6 +358,10 @@ class Unit(Building):
             self._tuning.foreseen = self.cores.foresee
             self._tuning.limit(self._runs())
         return self._tuning
+
+    def _batches(self) -> bool:
+        """Whether wrappers of any simulator's environments can advance at once."""
+        return any(names for shards in self.wrappers().values() for names, _, _ in shards)
 
     def _runs(self) -> int:
         """How many runs are to be expected in all; 0 where that is not known."""
@@ -401,4 +407,7 @@ class Unit(Building):
         if plan is None:
             return None
         shards = max((len(s) for s in self.shards().values()), default=1)
-        return forecast(base.profile, base.program, plan, base.machine, shards, cores)
+        profile = base.profile
+        if decision.wrappers:
+            profile = with_wrappers(profile, base.program, self.wrappers())
+        return forecast(profile, base.program, plan, base.machine, shards, cores)

@@ -68,6 +68,8 @@ class Decision:
     each of the longest graphs that record no gradients.
     ``cuda_graphs``: what ``compile`` made on a CUDA device is captured as a CUDA graph and
     replayed, where that is faster.
+    ``wrappers``: the wrappers of a simulator's environments advance all environments of a shard at
+    once, where they are known to keep them apart.
     ``pipeline``: loops whose trips overlap over lanes, each with what its schedule is made from.
     """
 
@@ -85,6 +87,7 @@ class Decision:
     compile: bool = False
     cuda_graphs: bool = False
     pipeline: tuple[Pipelined, ...] = ()
+    wrappers: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cores", _pairs(self.cores))
@@ -100,6 +103,7 @@ class Decision:
                 raise _malformed(name, f"a whole number, {least} or more", value)
         for name in (
             *("defer", "fuse", "hosted", "overlap", "accumulate", "compile", "cuda_graphs"),
+            "wrappers",
         ):
             if not isinstance(getattr(self, name), bool):
                 raise _malformed(name, "true or false", getattr(self, name))

@@ -70,6 +70,10 @@ def _fuse(node: fx.Node, refs: References, p: Printer) -> str:
     return f"rt.fuse({p.value(node.args[0], refs)})"
 
 
+def _batch_wrappers(node: fx.Node, refs: References, p: Printer) -> str:
+    return f"rt.batch_wrappers({p.value(node.args[0], refs)})"
+
+
 _WRITERS: dict[Op, Writer] = {
     ops.ROWS: _rows,
     ops.CONCAT: _concat,
@@ -82,6 +86,7 @@ _WRITERS: dict[Op, Writer] = {
     ops.SPLIT_ROWS: _split_rows,
     ops.PIECE: _piece,
     ops.FUSE: _fuse,
+    ops.BATCH_WRAPPERS: _batch_wrappers,
 }
 
 

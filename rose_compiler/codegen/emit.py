@@ -17,7 +17,7 @@ from rose_compiler.codegen.loops import Function
 from rose_compiler.codegen.module import Module
 from rose_compiler.codegen.schedule import Schedule, schedule
 from rose_compiler.codegen.scopes import Scope
-from rose_compiler.ir.ops import FUSE, JOIN_ROWS, Op
+from rose_compiler.ir.ops import JOIN_ROWS, SWITCHES, Op
 from rose_compiler.ir.program import Program, is_call, is_item, op_of, output_node, placeholders
 
 _serial = itertools.count(1)
@@ -109,8 +109,8 @@ def _run(f: Function, program: Program) -> None:
             )
         body = f.plan.bodies[program.graph]
         # what is switched on for a run is switched off behind it, however it ends
-        fuses = any(is_call(n, FUSE) for n in program.nodes())
-        if f.plan.plain and not fuses:
+        switched = any(is_call(n, op) for n in program.nodes() for op in SWITCHES)
+        if f.plan.plain and not switched:
             _body(f, program, f.scope_of(body))
             return
         with f.writer.block("try:"):

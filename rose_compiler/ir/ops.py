@@ -374,6 +374,24 @@ FUSE = _builtin(
 )
 
 
+def _batch_wrappers(env: Any) -> None:
+    """How wrappers get at their results is no part of a program's meaning."""
+
+
+BATCH_WRAPPERS = _builtin(
+    "batch_wrappers",
+    ("env",),
+    "the wrappers of a simulator's environments advance at once from here to the end of the run",
+    reads=("env",),
+    writes=("env",),
+    results=0,
+    impl=_batch_wrappers,
+)
+
+#: Switches that are on for a run.
+SWITCHES = (FUSE, BATCH_WRAPPERS)
+
+
 @dataclass
 class OpTable:
     """Operations of one program by name; names are unique."""

@@ -38,6 +38,11 @@ def declared_probe(node: fx.Node, rows: tuple[int, ...]) -> Verdict:
     return "bits" if exact else "close"
 
 
+#: The wrappers of one shard's environments that can advance at once, from the outermost in, or
+#: none; why none; and the seconds of a step that this saves.
+Batchable = tuple[tuple[str, ...], str, float]
+
+
 @dataclass(frozen=True)
 class PassContext:
     """What passes know beside the program.
@@ -49,7 +54,8 @@ class PassContext:
     earlier one that may raise has ended. ``memory_limit`` bounds, in bytes, what collecting values
     over a loop may keep. ``optimizers`` maps the state of each optimizer to why its steps can't run
     as fused kernels, ``None`` where they can. ``losses`` maps the operation of each ``backward`` to
-    the graph of the loss in front of it, or to why there is none.
+    the graph of the loss in front of it, or to why there is none. ``wrappers`` maps the state of a
+    simulator to what can advance at once in each of its shards.
     """
 
     numerics: Literal["close", "bitwise"] = "close"
@@ -63,6 +69,7 @@ class PassContext:
     examples: Mapping[str, Any] = field(default_factory=dict)
     optimizers: Mapping[str, str | None] = field(default_factory=dict)
     losses: Mapping[str, Loss | Blocker] = field(default_factory=dict)
+    wrappers: Mapping[str, tuple[Batchable, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ from typing import ClassVar
 import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
-from rose_compiler.ir import facts
 from rose_compiler.ir.deps import title
-from rose_compiler.ir.ops import FUSE, STATE
-from rose_compiler.ir.program import Program, is_call, op_of, placeholders
+from rose_compiler.ir.ops import FUSE
+from rose_compiler.ir.program import Program, is_call, op_of
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes.base import Pass, PassContext, context_of
 from rose_compiler.passes.fuse_graphs import fuse_graphs
 from rose_compiler.passes.fuse_losses import fuse_losses
 from rose_compiler.passes.fuse_replays import fuse_replays
+from rose_compiler.passes.switches import switch
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,7 @@ def why_not(state: str, reason: str | None, context: PassContext) -> Blocker | N
 
 def fuse(program: Program, state: str, step: fx.Node, rewrite: Rewriter) -> None:
     """Put the switch in front of everything else the program does."""
-    anchor = next(n for n in program.graph.nodes if n.op != "placeholder" and not is_call(n, STATE))
-    node = _holder(program, state, anchor, rewrite)
-    made = rewrite.call(FUSE, node, before=anchor, like=step)
-    facts.put(made, context=())
+    made = switch(FUSE, program, state, step, rewrite)
     rewrite.applied(made, f"{title(step)} updates all parameters of a group in one kernel")
 
 
@@ -79,13 +76,3 @@ def _first_step(program: Program, state: str, rewrite: Rewriter) -> fx.Node | No
         if any(e.write and e.state == state for e in rewrite.deps.effects(node)):
             return node
     return None
-
-
-def _holder(program: Program, state: str, anchor: fx.Node, rewrite: Rewriter) -> fx.Node:
-    """The node of a state at the top of the program: a root, or an object below one."""
-    for node in program.graph.nodes:
-        if (node.op == "placeholder" or is_call(node, STATE)) and facts.get(node).state == state:
-            return node
-    root, _, path = state.partition(".")
-    of = next(n for n in placeholders(program.graph) if facts.get(n).state == root)
-    return rewrite.call(STATE, of, path, before=anchor, name=state.replace(".", "_"), state=state)

@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 from rose_compiler.base.errors import fail
 from rose_compiler.passes.accumulate import Accumulate
 from rose_compiler.passes.base import Pass
+from rose_compiler.passes.batch_wrappers import BatchWrappers
 from rose_compiler.passes.canonicalize import Canonicalize
 from rose_compiler.passes.defer import Defer
 from rose_compiler.passes.fuse import Fuse
@@ -53,6 +54,7 @@ ORDER: tuple[Entry, ...] = (
         "before tile_batch: late outputs need not be cut into shards, and before late and defer: "
         "they move whole operations",
     ),
+    Entry(BatchWrappers(), "before tile_batch: a step is one of the whole simulator until then"),
     Entry(TileBatch(), "after split: it clones what is left on the way to the step"),
     Entry(Defer(), "after tile_batch: it collects whole batches, joined again by then"),
     Entry(Fuse(), "anywhere: it moves nothing; before late, which fixes where operations stand"),

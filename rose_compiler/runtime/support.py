@@ -69,6 +69,7 @@ class Runtime:
         self._switch: float | None = None
         self._broken = False
         self._fused: list[Fused] = []
+        self._batched: list[Any] = []  # simulators whose wrappers advance at once
         self._graphs: dict[Forward, graphs.Graph] = {}
         self._losses: dict[Forward, gradients.Gradients] = {}
         #: What became of losses, graphs and recurrences that were to be compiled, newest last.
@@ -136,6 +137,9 @@ class Runtime:
         for one in self._fused:
             one.restore()
         self._fused.clear()
+        for env in self._batched:
+            env.batch_wrappers(False)
+        self._batched.clear()
 
     def close(self) -> None:
         """End every lane; a later run makes them anew."""
@@ -238,6 +242,12 @@ class Runtime:
             return
         if why_not_fused(optimizer) is None:
             self._fused.append(Fused(optimizer))
+
+    def batch_wrappers(self, env: Any) -> None:
+        """Let the wrappers of a simulator's environments advance at once until the run ends."""
+        if not any(one is env for one in self._batched):
+            env.batch_wrappers(True)
+            self._batched.append(env)
 
     def gradients(
         self,

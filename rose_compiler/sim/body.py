@@ -6,22 +6,25 @@ next step; the shard that holds it copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from time import perf_counter, thread_time
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from rose_compiler.base import phases
 from rose_compiler.base.errors import ConfigError, fail, register
 from rose_compiler.sim import layout
-from rose_compiler.sim.infos import Raw, ShardInfos, collect, snapshot
 from rose_compiler.sim.quiet import quiet_mujoco
-from rose_compiler.sim.tables import Add, Table
+from rose_compiler.sim.shard_vector import (
+    Batched,
+    BodyResult,
+    ShardVector,
+    is_envpool,
+    is_vector,
+)
 
 register(
     "sim-shards",
@@ -30,11 +33,6 @@ register(
     "give each shard as a factory of an environment, a list of such factories, or a factory of "
     "a vector environment; all with the same spaces and autoreset mode",
 )
-
-
-#: A step's result whose infos are a dict, :class:`ShardInfos`, a :class:`Table` or
-#: :class:`Raw`.
-BodyResult = tuple[Any, Any, Any, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -58,51 +56,6 @@ class Traits:
     render_mode: str | None
     native_async: bool
     seeds_on_reset: bool
-
-
-class ShardVector(SyncVectorEnv):
-    """gymnasium's vector environment, whose infos remember what each environment returned.
-
-    Its observations are borrowed: the next step overwrites them.
-    """
-
-    def __init__(
-        self, env_fns: Sequence[Callable[[], gymnasium.Env]], autoreset_mode: AutoresetMode
-    ) -> None:
-        self._adds: list[Add] = []
-        single = [partial(_single, fn, i) for i, fn in enumerate(env_fns)]
-        super().__init__(single, copy=False, autoreset_mode=autoreset_mode)
-
-    def _add_info(
-        self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
-    ) -> dict[str, Any]:
-        self._adds.append((env_num, snapshot(env_info)))
-        return vector_infos
-
-    def step(self, actions: Any) -> BodyResult:
-        """Step every environment with its row of the actions."""
-        self._adds = []
-        obs, reward, terminated, truncated, _ = super().step(actions)
-        return obs, reward, terminated, truncated, self._infos()
-
-    def reset(  # type: ignore[override]
-        self, *, seed: Any = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, ShardInfos | Table | Raw]:
-        """Reset the environments, as gymnasium does."""
-        self._adds = []
-        obs, _ = super().reset(seed=seed, options=options)
-        return obs, self._infos()
-
-    def write_into(self, obs: Any) -> None:
-        """Put observations into these arrays from now on."""
-        self._observations = obs
-
-    def _infos(self) -> ShardInfos | Table | Raw:
-        adds, self._adds = self._adds, []
-        for _, info in adds:
-            if "final_obs" in info:  # an environment may return its own buffer
-                info["final_obs"] = layout.copy(info["final_obs"])
-        return collect(adds, self.num_envs)
 
 
 class Body:
@@ -181,6 +134,21 @@ class Body:
     def set_attr(self, name: str, values: list[Any]) -> None:
         """Set an attribute of each environment."""
         self.env.set_attr(name, values)
+
+    def batch_wrappers(self, on: bool) -> None:
+        """Let the environments' wrappers advance at once from now on, or one by one."""
+        if type(self.env) is ShardVector:
+            self.env.at_once = on
+
+    def batchable(self) -> Batched:
+        """Which wrappers can advance at once."""
+        if type(self.env) is ShardVector:
+            return self.env.batchable()
+        return (), f"{type(self.env).__name__} steps its environments by its own code", 0.0
+
+    def itself(self) -> Body:
+        """The body, for who shares its memory."""
+        return self
 
     def render(self) -> tuple[Any, ...]:
         """Each environment's frame."""
@@ -299,7 +267,7 @@ class EnvPoolBody(Body):
 
 def make_body(built: Any) -> Body:
     """The body around what a shard's factory returned, or around a given vector environment."""
-    if _is_envpool(built):
+    if is_envpool(built):
         if not isinstance(built, gymnasium.Env | VectorEnv):
             raise fail(
                 "sim-shards",
@@ -333,35 +301,14 @@ class BodyFactory:
 
     def __call__(self) -> Body:
         with quiet_mujoco():
-            if _is_vector(self.item):
+            if is_vector(self.item):
                 return make_body(self.item)
             if not callable(self.item):
                 return Body(ShardVector(self.item, self.autoreset_mode))
             built = self.item()
-            if _is_vector(built) or not isinstance(built, gymnasium.Env):
+            if is_vector(built) or not isinstance(built, gymnasium.Env):
                 return make_body(built)
             return Body(ShardVector([lambda: built], self.autoreset_mode))
-
-
-def _is_vector(value: object) -> bool:
-    return isinstance(value, VectorEnv) or _is_envpool(value)
-
-
-def _is_envpool(value: object) -> bool:
-    return any(base.__module__.split(".")[0] == "envpool" for base in type(value).__mro__)
-
-
-def _single(factory: Callable[[], gymnasium.Env], index: int) -> gymnasium.Env:
-    env = factory()
-    if _is_vector(env) or not isinstance(env, gymnasium.Env):
-        raise fail(
-            "sim-shards",
-            f"factory {index} of a shard's list does not build a single environment",
-            expected="a gymnasium.Env",
-            found=type(env).__name__,
-            help="give a factory of a vector environment as a shard of its own, not in a list",
-        )
-    return env
 
 
 def _take(tree: Any, order: np.ndarray) -> Any:

@@ -105,7 +105,7 @@ class Layout:
     sent by message. ``reward`` has room for eight bytes an environment, whatever its type.
     ``actions`` is plain room; the arrays put there say their type when it changes. ``clock`` has
     whether steps are timed, and of the last one that was: begin, end, CPU seconds, and how many
-    named phases it had.
+    named phases it had. ``at_once`` has whether wrappers advance at once.
     """
 
     count: int
@@ -116,6 +116,7 @@ class Layout:
     truncated: Slot
     actions: Slot
     clock: Slot
+    at_once: Slot
     size: int
 
     @classmethod
@@ -148,5 +149,6 @@ class Layout:
             place(np.bool_, count),
             place(np.uint8, room),
             place(np.float64, 5),
+            place(np.bool_, 1),
             end,
         )

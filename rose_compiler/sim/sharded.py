@@ -16,10 +16,11 @@ from rose_compiler.base import phases
 from rose_compiler.base.errors import fail
 from rose_compiler.runtime.hosts.process import close_all
 from rose_compiler.sim import build, layout
-from rose_compiler.sim.body import BodyFactory, BodyResult
+from rose_compiler.sim.body import BodyFactory
 from rose_compiler.sim.envpool_shards import envpool_factories
 from rose_compiler.sim.infos import merge as merge_infos
 from rose_compiler.sim.protocol import StepResult
+from rose_compiler.sim.shard_vector import Batched, BodyResult
 from rose_compiler.sim.shards import BaseShard, HostedShard, ProcessShard, let_go, lost
 
 Hosts = Literal["inline", "thread", "process"]
@@ -295,6 +296,22 @@ class ShardedEnv(VectorEnv):
         for shard in self._shards:
             own = list(values[shard.offset : shard.offset + shard.num_envs])
             shard.invoke("set_attr", name, own)
+
+    def batch_wrappers(self, on: bool) -> None:
+        """Let the wrappers of each shard's environments advance at once in steps from now on, or
+        one by one as gymnasium does; not while a step is under way.
+
+        All results and the wrappers' state have the same bits either way. Compiled loops turn it
+        on while they run.
+        """
+        for shard in self._shards:
+            shard.batch_wrappers(on)
+
+    def batchable(self) -> list[Batched]:
+        """By shard, the classes of the wrappers that can advance at once, from the outermost in,
+        or none of them and why; and the seconds of a step that this saves."""
+        self._check()
+        return [shard.invoke("batchable") for shard in self._shards]
 
     def render(self) -> tuple[Any, ...]:
         """The frame of every environment."""

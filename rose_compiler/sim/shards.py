@@ -15,9 +15,10 @@ from rose_compiler.runtime.hosts import ProcessHost, ThreadHost, Ticket
 from rose_compiler.runtime.hosts.child import bind_process
 from rose_compiler.runtime.hosts.process import abandon_all
 from rose_compiler.sim import layout
-from rose_compiler.sim.body import Body, BodyResult, Timed, Traits
+from rose_compiler.sim.body import Body, Timed, Traits
 from rose_compiler.sim.infos import expand
 from rose_compiler.sim.protocol import StepResult
+from rose_compiler.sim.shard_vector import BodyResult
 from rose_compiler.sim.shared_body import SharedView
 from rose_compiler.sim.tables import Table
 
@@ -153,6 +154,11 @@ class BaseShard:
         """Call a method of the shard's body where it lives."""
         raise NotImplementedError
 
+    def batch_wrappers(self, on: bool) -> None:
+        """Let the environments' wrappers advance at once in steps from now on, or one by one; not
+        while a step is under way. Waits for nobody."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Close the environments and end the host."""
 
@@ -229,6 +235,10 @@ class InlineShard(BaseShard):
     def invoke(self, method: str, *args: Any) -> Any:
         """Call a method of the body."""
         return getattr(self._body, method)(*args)
+
+    def batch_wrappers(self, on: bool) -> None:
+        """Let the environments' wrappers advance at once from now on, or one by one."""
+        self._body.batch_wrappers(on)
 
     def close(self) -> None:
         """Close the environments."""
@@ -332,8 +342,13 @@ class ThreadShard(HostedShard):
     def __init__(self, name: str, traits: Traits, offset: int, host: ThreadHost) -> None:
         super().__init__(name, traits, offset)
         self.host: ThreadHost = host
+        self._body: Body = host.call("itself")
         self._timed = False
         self._told: Timed | None = None
+
+    def batch_wrappers(self, on: bool) -> None:
+        """Let the environments' wrappers advance at once from now on, or one by one."""
+        self._body.batch_wrappers(on)
 
     def _begin(self, actions: Any) -> None:
         self._told = None
@@ -379,6 +394,10 @@ class ProcessShard(HostedShard):
         )
         memory, _ = host.share("attach", plan.size, plan, offset)
         self._view = SharedView(memory, plan, layout.Tree(traits.single_observation_space))
+
+    def batch_wrappers(self, on: bool) -> None:
+        """Let the environments' wrappers advance at once from now on, or one by one."""
+        self._view.at_once[0] = on
 
     def _begin(self, actions: Any) -> None:
         self._view.clock[1:] = 0.0  # what it says is of this step, or of none that has ended

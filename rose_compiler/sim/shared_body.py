@@ -11,8 +11,9 @@ import numpy as np
 
 from rose_compiler.base import phases
 from rose_compiler.sim import layout
-from rose_compiler.sim.body import Body, BodyFactory, BodyResult, ShardVector, Traits
+from rose_compiler.sim.body import Body, BodyFactory, Traits
 from rose_compiler.sim.codec import InfoCodec
+from rose_compiler.sim.shard_vector import Batched, BodyResult, ShardVector
 
 #: What does not fit into the shared arrays, by place, and the packed infos.
 Message = bytes | tuple[dict[Any, Any], bytes] | None
@@ -50,6 +51,7 @@ class SharedBody:
         self._reward_type = plan.reward_type.view(memory)
         self._flags = plan.terminated.view(memory), plan.truncated.view(memory)
         self._clock = plan.clock.view(memory)
+        self._at_once = plan.at_once.view(memory)
         env = self.body.env
         if type(env) is ShardVector:
             own = self._tree.flatten(env._observations)
@@ -69,6 +71,7 @@ class SharedBody:
     def step_with(self, actions: Any) -> Message:
         """Step with actions that came by message."""
         clock = self._clock
+        self.body.batch_wrappers(bool(self._at_once[0]))
         if not clock[0]:
             return self._publish(*self.body.step(actions))
         # the monotonic clock is the same in all processes of a machine
@@ -94,6 +97,10 @@ class SharedBody:
     def set_attr(self, name: str, values: list[Any]) -> None:
         """Set an attribute of each environment."""
         self.body.set_attr(name, values)
+
+    def batchable(self) -> Batched:
+        """Which wrappers can advance at once."""
+        return self.body.batchable()
 
     def render(self) -> tuple[Any, ...]:
         """Each environment's frame."""
@@ -165,6 +172,7 @@ class SharedView:
         self._reward_type = plan.reward_type.view(memory)
         self._flags = plan.terminated.view(memory), plan.truncated.view(memory)
         self.clock = plan.clock.view(memory)
+        self.at_once = plan.at_once.view(memory)
         self._actions: np.ndarray | None = None
 
     def put_actions(self, actions: np.ndarray) -> tuple[str, tuple[int, ...]] | None:

@@ -20,6 +20,7 @@ def candidates(
     fuse: bool = False,
     hosted: bool = False,
     overlap: bool = False,
+    wrappers: bool = False,
 ) -> list[Decision | None]:
     """Schedules to try, the user's own statements (``None``) or program order first.
 
@@ -34,6 +35,8 @@ def candidates(
         hosted: whether components live in hosts; every candidate runs their calls beside the rest.
         overlap: whether some work may run on threads beside the training; every candidate but one
             lets it.
+        wrappers: whether wrappers of a simulator's environments can advance at once; every
+            candidate lets them, since that gives the same bits in fewer calls.
     """
     found: list[Decision | None] = [None if eager else Decision()]
     groups = [g for g in (2, MAX_GROUPS) if g <= shards] or [1]
@@ -63,4 +66,6 @@ def candidates(
         plain = [one for one in found[1:2] if one is not None]
         rest = [one for one in found[1:] if one is not None]
         found = [found[0], *(replace(one, overlap=True) for one in rest), *plain]
+    if wrappers:
+        found[1:] = [replace(one, wrappers=True) for one in found[1:] if one is not None]
     return found

@@ -11,6 +11,7 @@ import rose_compiler
 from rose_compiler.base.decision import Decision
 from rose_compiler.runtime.support import Runtime
 from rose_compiler.sim import ShardedEnv
+from rose_compiler.sim.shard_vector import ShardVector
 from tests.samples.ppo import Setup, differences, iteration, state_of
 
 CALLS = 5
@@ -20,6 +21,15 @@ REWRITES = {"hoist", "scan", "split", "tile_batch", "late"}
 def cheetah():  # type: ignore[no-untyped-def]
     made = gym.make("HalfCheetah-v5", max_episode_steps=40)
     return gym.wrappers.RecordEpisodeStatistics(made)
+
+
+def wrapped_cheetah():  # type: ignore[no-untyped-def]
+    env = gym.wrappers.ClipAction(cheetah())
+    env = gym.wrappers.NormalizeObservation(env)
+    env = gym.wrappers.TransformObservation(
+        env, lambda obs: np.clip(obs, -10, 10), env.observation_space
+    )
+    return gym.wrappers.NormalizeReward(env)
 
 
 def gymnasium_envs(count: int, shards: int, hosts: str):  # type: ignore[no-untyped-def]
@@ -72,6 +82,33 @@ def test_gymnasium_in_shards(hosts, tmp_path) -> None:  # type: ignore[no-untype
         check_equal(eager, setup, state, 20)
         assert applied(compiled) >= REWRITES, compiled.explain()
         assert overlapped(compiled)
+    finally:
+        compiled.close()
+        eager.close()
+        setup.close()
+
+
+def test_wrappers_that_advance_at_once(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    def make():  # type: ignore[no-untyped-def]
+        return ShardedEnv.split([wrapped_cheetah] * 32, shards=2, hosts="thread")
+
+    steps: list[int] = []
+    at_once = ShardVector._step_at_once
+    monkeypatch.setattr(ShardVector, "_step_at_once", lambda *a: (steps.append(1), at_once(*a))[1])
+    eager = run_eager(make)
+    assert steps == []
+    state = {k: v.clone() for k, v in state_of(eager).items()}
+    decision = Decision(groups=2, late="shadow", wrappers=True)
+    setup, compiled = run_compiled(make, tmp_path, decision)
+    try:
+        taken = len(steps)
+        assert taken > CALLS  # the first call was watched, in program order
+        check_equal(eager, setup, state, 20)
+        assert len(steps) == taken, "wrappers went on at once behind the compiled function"
+        assert applied(compiled) >= REWRITES | {"batch_wrappers"}, compiled.explain()
+        for name in ("obs_rms", "return_rms"):
+            pairs = zip(eager.envs.get_attr(name), setup.envs.get_attr(name), strict=True)
+            assert all(np.array_equal(a.var, b.var) for a, b in pairs)
     finally:
         compiled.close()
         eager.close()

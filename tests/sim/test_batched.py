@@ -1,0 +1,305 @@
+"""Wrappers that advance all environments of a shard at once, against gymnasium one by one."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import wrappers as w
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from sim_envs import Walk
+from sim_equal import assert_same, assert_same_run
+from wrapped_envs import CALLS, LIMIT, Path, statistics, wrapped
+
+from rose_compiler.sim import ShardedEnv, batched_check, batched_levels, elementwise
+from rose_compiler.sim.shard_vector import ShardVector
+
+N = 12
+STACK = (
+    "TransformReward",
+    "NormalizeReward",
+    "TransformObservation",
+    "NormalizeObservation",
+    "ClipAction",
+)
+
+
+@pytest.fixture(autouse=True)
+def however_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bits are looked at here, not times."""
+    monkeypatch.setattr(batched_check, "WORTH", np.inf)
+
+
+def actions(t: int) -> np.ndarray:
+    return np.random.default_rng(t).normal(0, 1.5, (N, 2)).astype(np.float32)
+
+
+def both(*factories: Any, mode: AutoresetMode = AutoresetMode.NEXT_STEP) -> tuple[Any, Any]:
+    """Environments that advance at once, and gymnasium's."""
+    ours = ShardVector(list(factories), mode)
+    ours.at_once = True
+    return ours, SyncVectorEnv(list(factories), autoreset_mode=mode)
+
+
+def vector(**settings: Any) -> tuple[Any, Any]:
+    return both(*(partial(wrapped, i, 9 + i, **settings) for i in range(N)))
+
+
+def compare(ours: Any, theirs: Any, steps: int = 60) -> int:
+    ended = 0
+    for t in range(steps):
+        left, right = ours.step(actions(t)), theirs.step(actions(t))
+        assert_same(left[:4], right[:4], f"step {t}")
+        ended += int(np.sum(left[2] | left[3]))
+    assert_same(statistics(ours.envs), statistics(theirs.envs))
+    return ended
+
+
+def test_all_results_and_what_wrappers_remember_have_gymnasiums_bits() -> None:
+    ours, theirs = vector()
+    assert ours.batchable()[:2] == (STACK, "")
+    assert_same(ours.reset(seed=3)[0], theirs.reset(seed=3)[0])
+    assert compare(ours, theirs) > 20
+    assert type(ours.envs[0].env.return_rms.mean) is type(theirs.envs[0].env.return_rms.mean)
+
+
+def test_steps_are_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = vector()
+    ours.reset(seed=3)
+    theirs.reset(seed=3)
+    compare(ours, theirs, 2)
+    calls: list[int] = []
+    update = batched_levels._Statistics.update
+    monkeypatch.setattr(
+        batched_levels._Statistics, "update", lambda s, x: (calls.append(len(x)), update(s, x))
+    )
+    compare(ours, theirs, 5)
+    assert set(calls) == {N}  # a step in which an episode begins is taken one by one
+    assert len(calls) >= 4
+
+
+def test_switched_on_and_off_between_steps() -> None:
+    ours, theirs = vector()
+    ours.reset(seed=3)
+    theirs.reset(seed=3)
+    for part in range(8):
+        ours.at_once = part % 2 == 0
+        compare(ours, theirs, 5)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, int, lambda r: np.array(r)])
+def test_rewards_of_any_type(kind: Any) -> None:
+    ours, theirs = vector(reward=kind)
+    ours.reset(seed=3)
+    theirs.reset(seed=3)
+    compare(ours, theirs, 30)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize(
+    "odd", [np.array([np.inf, np.nan, -0.0]), np.ones(3, np.float32), np.ones((3, 1))[:, 0]]
+)
+def test_odd_observations(odd: np.ndarray) -> None:
+    ours, theirs = vector()
+    for env in (ours.envs[2], theirs.envs[2]):
+        env.unwrapped.odd[4] = odd
+    ours.reset(seed=3)
+    theirs.reset(seed=3)
+    compare(ours, theirs, 20)
+
+
+def test_an_environment_that_raises_leaves_those_before_it_as_gymnasium_does() -> None:
+    ours, theirs = vector()
+    for env in (ours.envs[5], theirs.envs[5]):
+        env.unwrapped.odd[4] = ValueError("no")
+    ours.reset(seed=3)
+    theirs.reset(seed=3)
+    compare(ours, theirs, 3)
+    for env in (ours, theirs):
+        with pytest.raises(ValueError, match="no"):
+            env.step(actions(3))
+    assert_same(statistics(ours.envs), statistics(theirs.envs))
+    for name in ("_env_obs", "_rewards", "_terminations", "_truncations"):
+        assert_same(getattr(ours, name)[:5], getattr(theirs, name)[:5], name)
+
+
+def test_settings_that_change_between_steps_take_effect() -> None:
+    ours, theirs = vector()
+    ours.reset(seed=3)
+    theirs.reset(seed=3)
+    compare(ours, theirs, 3)
+    for name, values in (
+        ("update_running_mean", False),
+        ("epsilon", [1e-3] * N),
+        ("gamma", [0.5 + 0.01 * i for i in range(N)]),
+        ("update_running_mean", True),
+    ):
+        ours.set_attr(name, values)
+        theirs.set_attr(name, values)
+        compare(ours, theirs, 4)
+    assert ours.batchable()[0] == STACK[:1]  # rewards are not discounted alike any more
+
+
+@pytest.mark.parametrize("hosts", ["inline", "thread", "process"])
+def test_in_every_kind_of_host(hosts: Any) -> None:
+    factories = [partial(wrapped, i, 9 + i) for i in range(N)]
+    theirs = SyncVectorEnv(factories)
+    ours = ShardedEnv.split(factories, shards=3, hosts=hosts)
+    try:
+        ours.batch_wrappers(True)
+        assert assert_same_run(ours, theirs, actions, 25) > 5
+        ours.batch_wrappers(False)
+        assert len(ours.batchable()) == 3
+    finally:
+        ours.close()
+
+
+class Own(w.NormalizeObservation):
+    """May do anything."""
+
+
+class OneMore(gymnasium.Wrapper):
+    """Unknown to the package."""
+
+
+def outside(wrap: Any) -> Any:
+    return lambda: wrap(wrapped())
+
+
+def patched() -> Any:
+    env = wrapped()
+    env.reward = lambda reward: reward
+    return env
+
+
+@pytest.mark.parametrize(
+    ("factory", "names", "why"),
+    [
+        (Walk, (), "no wrapper stands around"),
+        (outside(Own), (), "Own is no wrapper that can take a batch"),
+        (outside(OneMore), (), "OneMore is no wrapper"),
+        (patched, (), "a method of its own"),
+        (outside(lambda e: w.TransformReward(e, CALLS.append)), (), "not known to be the same"),
+        (outside(lambda e: w.ClipReward(e, -1.0)), ("ClipReward", *STACK), ""),
+        (lambda: w.NormalizeObservation(wrapped(0).env), ("NormalizeObservation", *STACK[1:]), ""),
+    ],
+)
+def test_what_can_advance_at_once(factory: Any, names: tuple[str, ...], why: str) -> None:
+    ours, theirs = both(*[factory] * N)
+    found = ours.batchable()
+    assert found[0] == names
+    assert why in found[1]
+    ours.reset(seed=1)
+    theirs.reset(seed=1)
+    for t in range(16):
+        assert_same(ours.step(actions(t))[:4], theirs.step(actions(t))[:4])
+
+
+def test_environments_in_different_wrappers_stay_apart() -> None:
+    ours, _ = both(*[wrapped] * (N - 1), outside(OneMore))
+    assert ours.batchable()[:2] == (
+        (),
+        "environments have different wrappers (TransformReward among them)",
+    )
+    same_step, _ = both(*[wrapped] * N, mode=AutoresetMode.SAME_STEP)
+    assert "in the step that ends one" in same_step.batchable()[1]
+
+
+def test_a_level_that_computes_otherwise_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(self: Any, x: np.ndarray) -> None:
+        self.mean = self.mean + (x - self.mean) / (np.array(self.counts).mean() + 1)
+
+    monkeypatch.setattr(batched_levels._Statistics, "update", wrong)
+    ours, _ = vector()
+    assert ours.batchable()[:2] == ((), "at once, they give other bits than by their own code")
+
+
+def test_made_up_steps_leave_the_environments_alone() -> None:
+    ours, theirs = vector()
+    ours.reset(seed=3)
+    theirs.reset(seed=3)
+    assert ours.batchable()[0] == STACK
+    assert_same(statistics(ours.envs), statistics(theirs.envs))
+    assert all(isinstance(e.unwrapped, Path) for e in ours.envs)
+
+
+def scaled(x: Any, by: float = 0.5) -> Any:
+    return by * x / 4 - 1.0
+
+
+def branches(x: Any) -> Any:
+    return x if x > 0 else 0
+
+
+def divides(x: Any) -> Any:
+    return 1 / x
+
+
+def counts(x: Any) -> Any:
+    CALLS.append(x)
+    return x
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: np.clip(x, -1, 1),
+        lambda x: np.sign(np.float64(x)) * 2 + 1,
+        scaled,
+    ],
+)
+def test_functions_that_may_take_a_batch(function: Any) -> None:
+    batch = elementwise.batched([function, function])
+    assert batch is not None
+    rows = np.random.default_rng(0).normal(size=7)
+    assert_same(np.asarray(batch(rows)), np.array([function(row) for row in rows]))
+
+
+def test_a_conversion_to_float_takes_a_batch() -> None:
+    batch = elementwise.batched([lambda x: np.clip(float(x), -1, 1)])
+    assert batch is not None
+    assert_same(batch(np.array([-2.0, 0.5])), np.array([-1.0, 0.5]))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        branches,
+        divides,
+        counts,
+        np.clip,
+        lambda x: np.tanh(x),
+        lambda x: x**2,
+        lambda x: np.random.default_rng(0).normal() + x,
+        lambda x: x - x.mean(),
+        lambda x: np.clip(x, -LIMIT, LIMIT),  # a global that may be bound anew
+        lambda *x: x[0],
+        lambda x: [x],
+    ],
+)
+def test_functions_that_may_not(function: Any) -> None:
+    assert elementwise.batched([function]) is None
+
+
+def test_functions_that_close_over_different_values_are_not_one() -> None:
+    made = [(lambda b: lambda x: np.clip(x, -b, b))(bound) for bound in (1.0, 1.0, 2.0)]
+    assert elementwise.batched(made[:2]) is not None
+    assert elementwise.batched(made) is None
+
+
+def test_a_closed_over_value_that_changes_is_seen() -> None:
+    bound = 1.0
+
+    def make() -> gymnasium.Env:
+        return w.TransformReward(Path(0, 40), lambda r: np.clip(r, -bound, bound))
+
+    ours, theirs = both(*[make] * N)
+    ours.reset(seed=1)
+    theirs.reset(seed=1)
+    assert ours.batchable()[0] == ("TransformReward",)
+    for value in (1.0, 0.5, 0.25):
+        bound = value
+        compare(ours, theirs, 3)
