@@ -24,6 +24,9 @@ from rose_compiler.ir.losses import Loss
 from rose_compiler.ir.program import Program
 from rose_compiler.passes.base import Batchable, PassContext
 from rose_compiler.passes.fuse_graphs import graphs
+from rose_compiler.passes.manager import PassManager
+from rose_compiler.passes.stream_work import VIRTUAL, device_of
+from rose_compiler.passes.streams import Streams
 from rose_compiler.runtime.optimizers import why_not_fused
 
 
@@ -72,6 +75,22 @@ class Building:
             self._wrappers = batchable(self.program.objects)
         return self._wrappers
 
+    def device(self) -> str:
+        """The device on whose streams work may be queued: the one that all tensors which are not in
+        the CPU's memory lie on, or the one that is planned for; empty where there is none."""
+        backend = self.options.backend
+        return backend if backend.startswith(VIRTUAL) else device_of(self.program)
+
+    def streamable(self) -> bool:
+        """Whether anything may be queued on streams of its own."""
+        if not (device := self.device()):
+            return False
+        context = PassContext(
+            options=Decision(streams=True), device=device, run_ahead=self.options.run_ahead
+        )
+        history = PassManager([Streams()], verify=0).run(copy_program(self.program), context)
+        return any(r.why.startswith("runs on lane") for r in history.remarks.applied())
+
     def _compilable(self) -> bool:
         """Whether a loss can be compiled together with its ``backward``, or a graph."""
         found = any(isinstance(loss, Loss) for loss in self.watch.losses.values())
@@ -92,6 +111,7 @@ class Building:
             examples=self.watch.examples,
             losses=self.watch.losses if decision.compile else {},
             wrappers=self.wrappers(),
+            device=self.device(),
         )
 
     def build(self, decision: Decision) -> Schedule:

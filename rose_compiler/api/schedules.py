@@ -19,6 +19,7 @@ from rose_compiler.ir.ops import Op
 from rose_compiler.ir.program import Program
 from rose_compiler.passes.base import Pass, PassContext
 from rose_compiler.passes.manager import History, PassManager
+from rose_compiler.passes.stream_work import VIRTUAL
 from rose_compiler.runtime.support import Runtime
 
 
@@ -31,6 +32,7 @@ class Schedule:
     history: History
     emitted: Emitted
     run: Any
+    device: str = "cpu"  # on whose streams lanes run
     _timed: tuple[Timer, Any] | None = field(default=None, repr=False)
     _noted: Any = field(default=None, repr=False)
 
@@ -92,7 +94,10 @@ def built(
         (folder / name).write_text(emitted.source, encoding="utf-8")
     if settings.edit is not None:
         emitted = _edited(emitted, settings.edit, log)
-    return Schedule(context.options, program, history, emitted, load(emitted))
+    device = context.device or "cpu"
+    if device.startswith(VIRTUAL):  # what is only planned for runs here
+        device = "cpu"
+    return Schedule(context.options, program, history, emitted, load(emitted), device)
 
 
 def _edited(emitted: Emitted, path: str, log: RemarkLog) -> Emitted:

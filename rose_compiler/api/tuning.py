@@ -56,6 +56,7 @@ class Tuning:
         stored: Callable[[Sequence[Decision | None]], Entry | None] = lambda _: None,
         hosted: bool = False,
         overlap: Callable[[], bool] = lambda: False,
+        streams: Callable[[], bool] = lambda: False,
         compilable: Callable[[], bool] = lambda: False,
         wrappers: bool = False,
         plans: dict[Decision, QuotaPlan] | None = None,
@@ -104,6 +105,7 @@ class Tuning:
             hosted=hosted,
             overlap=overlap(),
             wrappers=wrappers,
+            streams=streams(),
         )
         self._entry = stored(space)
         self._compilable = compilable if close else lambda: False

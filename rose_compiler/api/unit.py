@@ -238,6 +238,7 @@ class Unit(Building):
     ) -> Callable[[], Any]:
         """A schedule with its arguments; profiled or traced, where that is wanted."""
         inputs = self._inputs(values, states)
+        runtime.on(schedule.device)
         if trace is None:
             run, edited = schedule.run, schedule.emitted.edited
             if not edited and self.profiling.wanted(schedule.decision, settled):
@@ -294,6 +295,7 @@ class Unit(Building):
             self.cores.give_up()
             return False, None
         inputs = self._inputs(values, states)
+        runtime.on(schedule.device)
         self.last = schedule
         started = time.perf_counter()
         try:
@@ -347,6 +349,7 @@ class Unit(Building):
                 self._entry,
                 hosted=bool(objects.hosted(self.program.objects)),
                 overlap=lambda: overlapping(self.program) or resetting(self.program),
+                streams=self.streamable,
                 compilable=self._compilable,
                 plans=self.cores.plans,
                 wrappers=self._batches(),

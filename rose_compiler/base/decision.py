@@ -60,6 +60,8 @@ class Decision:
     threads of their own, and so does one of two operations that do not need each other.
     ``accumulate``: in the first epoch, the gradient of a group is added up while the next group is
     collected.
+    ``streams``: where tensors live on a device with streams, work that the next step or update does
+    not wait for, and each group of shards, is queued on streams of its own.
     ``cores``: the cores of each lane, of the coordinator's too, as (lane, number) pairs: torch uses
     as many threads there, and the processes of hosts are bound to theirs; ``"shards"`` stands for
     those of all shards together. Who is not named is not bound.
@@ -83,6 +85,7 @@ class Decision:
     hosted: bool = False
     overlap: bool = False
     accumulate: bool = False
+    streams: bool = False
     cores: tuple[tuple[str, int], ...] = ()
     compile: bool = False
     cuda_graphs: bool = False
@@ -102,7 +105,7 @@ class Decision:
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise _malformed(name, f"a whole number, {least} or more", value)
         for name in (
-            *("defer", "fuse", "hosted", "overlap", "accumulate", "compile", "cuda_graphs"),
+            *("defer", "fuse", "hosted", "overlap", "accumulate", "streams", "compile", "cuda_graphs"),
             "wrappers",
         ):
             if not isinstance(getattr(self, name), bool):

@@ -55,7 +55,9 @@ class PassContext:
     over a loop may keep. ``optimizers`` maps the state of each optimizer to why its steps can't run
     as fused kernels, ``None`` where they can. ``losses`` maps the operation of each ``backward`` to
     the graph of the loss in front of it, or to why there is none. ``wrappers`` maps the state of a
-    simulator to what can advance at once in each of its shards.
+    simulator to what can advance at once in each of its shards. ``device`` names the device on
+    whose streams work may be queued (``"cuda:0"``), empty where there is none; one that is only
+    planned for starts with ``"virtual:"``, and the program's tensors lie elsewhere then.
     """
 
     numerics: Literal["close", "bitwise"] = "close"
@@ -70,6 +72,7 @@ class PassContext:
     optimizers: Mapping[str, str | None] = field(default_factory=dict)
     losses: Mapping[str, Loss | Blocker] = field(default_factory=dict)
     wrappers: Mapping[str, tuple[Batchable, ...]] = field(default_factory=dict)
+    device: str = ""
 
 
 @dataclass(frozen=True)

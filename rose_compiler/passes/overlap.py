@@ -166,7 +166,7 @@ def find(owner: fx.Node | None, graph: fx.Graph, deps: Dependences) -> Found:
         return Found()
     found = Found()
     edges = deps.edges(graph)
-    needed = _leading_to(train, edges)
+    needed = leading_to(train, edges)
     for node in _only_by_draws(nodes, train, edges, needed):
         if blocker := _drawn(deps, node, needed):
             found.missed[node] = blocker
@@ -246,7 +246,7 @@ def why_not(node: fx.Node, deps: Dependences) -> Blocker | None:
     return None
 
 
-def _leading_to(train: Sequence[fx.Node], edges: Sequence[Edge]) -> set[fx.Node]:
+def leading_to(train: Sequence[fx.Node], edges: Sequence[Edge]) -> set[fx.Node]:
     """Training and all whose values or writes it uses, on this trip or a later one."""
     before: dict[fx.Node, list[fx.Node]] = {}
     for edge in edges:
@@ -270,7 +270,7 @@ def _only_by_draws(
 ) -> list[fx.Node]:
     """What training needs for nothing but the numbers that it draws."""
     others = [e for e in edges if not (e.state or "").startswith("rng:")]
-    less = _leading_to(train, others)
+    less = leading_to(train, others)
     return [n for n in nodes if n in needed and n not in less and is_heavy(n)]
 
 

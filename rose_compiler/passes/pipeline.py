@@ -22,6 +22,7 @@ from rose_compiler.passes.pipeline_loops import PipelineLoops
 from rose_compiler.passes.place import Place
 from rose_compiler.passes.scan import Scan
 from rose_compiler.passes.split import Split
+from rose_compiler.passes.streams import Streams
 from rose_compiler.passes.tile_batch import TileBatch
 from rose_compiler.passes.unswitch import Unswitch
 
@@ -86,8 +87,13 @@ ORDER: tuple[Entry, ...] = (
     ),
     Entry(
         Overlap(),
-        "last: it gives lanes to what the others left to the coordinator, in the order that they "
-        "gave, and takes those of steps in loops that go aside as wholes",
+        "behind those: it gives lanes to what the others left to the coordinator, in the order "
+        "that they gave, and takes those of steps in loops that go aside as wholes",
+    ),
+    Entry(
+        Streams(),
+        "last: what has a thread or a host needs no stream; it keeps the order of bodies that are "
+        "placed",
     ),
 )
 

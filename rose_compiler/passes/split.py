@@ -6,7 +6,7 @@ operation of their own, which other passes may move into the shadow of the simul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,7 +32,7 @@ from rose_compiler.passes.graphs import (
     retire,
     tupled,
 )
-from rose_compiler.passes.recurrence import Recurrence, is_step, items, recurrence
+from rose_compiler.passes.recurrence import is_step, items, recurrence
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Split(Pass):
             return  # tile_batch and late say why
         # last ones first: what only their late halves use is late too
         for node in reversed(found.before):
-            if is_item(node) or not self.has_late(node, found):
+            if is_item(node) or not self.has_late(node, found.before):
                 continue
-            sliced = self.slice(node, found, run_ahead=context_of(rewrite).run_ahead)
+            sliced = self.slice(node, found.before, run_ahead=context_of(rewrite).run_ahead)
             if isinstance(sliced, Blocker):
                 rewrite.missed(node, sliced)
             elif rewrite.spend():
@@ -68,18 +68,18 @@ class Split(Pass):
                 assert not isinstance(again, Blocker)
                 found = again
 
-    def has_late(self, node: fx.Node, found: Recurrence) -> bool:
-        """Whether an operation makes anything that is not needed for the next step."""
+    def has_late(self, node: fx.Node, needed: Collection[fx.Node]) -> bool:
+        """Whether an operation makes anything that is not ``needed`` for the next step."""
         op = op_of(node)
         if op.kind in ("builtin", "step"):
             return False
         if op.body is not None and any(is_check(n) for n in op.body.graph.nodes):
             return True
-        late = [u for u in items(node) if u not in found.before and u.users]
+        late = [u for u in items(node) if u not in needed and u.users]
         return op.signature.results > 1 and bool(late)
 
     def slice(
-        self, node: fx.Node, found: Recurrence, *, run_ahead: bool = True
+        self, node: fx.Node, needed: Collection[fx.Node], *, run_ahead: bool = True
     ) -> Sliced | Blocker:
         """Both halves of an operation's graph, or why it stays whole."""
         op = op_of(node)
@@ -107,7 +107,7 @@ class Split(Pass):
         if op.signature.results == 1:
             early = {0}
         else:
-            early = {int(u.args[1]) for u in items(node) if u in found.before}  # type: ignore[arg-type]
+            early = {int(u.args[1]) for u in items(node) if u in needed}  # type: ignore[arg-type]
         rows = named_axes(node)
         small = [n.name for n in placeholders(op.body.graph) if n.name not in rows]
         # where nothing is known of rows, every operand may be a batch

@@ -6,15 +6,16 @@ everything at once and has no events, it has streams in name only and waiting is
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any, Protocol
 
 import torch
 
 from rose_compiler.base.profile import Span
-from rose_compiler.runtime.lanes import Item, Task, whole_step
+from rose_compiler.runtime.lanes import Item, Task, ThreadLane, ThreadTask, whole_step
 
 
 class Streams(Protocol):
@@ -89,6 +90,20 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors(item)
 
 
+@contextmanager
+def own_casts() -> Iterator[None]:
+    """Keep autocast from handing casts of weights from one stream to another: its cache knows of no
+    streams."""
+    if not torch.is_autocast_cache_enabled():
+        yield
+        return
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(True)
+
+
 class StreamLane:
     """A stream of a device, fed by the coordinator.
 
@@ -103,6 +118,7 @@ class StreamLane:
         self.failed: list[Task] = []
         self.skipped: list[Task] = []
         self.spans: list[Span] | None = None
+        self.submitted = self.awaited = 0  # tasks so far, and of those up to the last awaited one
 
     def submit(self, site: int, fn: Callable[..., Any], *args: Any) -> Task:
         task = StreamTask(self, site)
@@ -110,11 +126,15 @@ class StreamLane:
         start = perf_counter()
         streams.wait(stream, streams.record(streams.current()))
         given = tuple(a.value if isinstance(a, Task | Item) else a for a in args)
-        with streams.use(stream):
-            task.value = fn(*given)
-        for tensor in tensors(given):
-            streams.keep(tensor, stream)
-        task.event = streams.record(stream)
+        self.submitted += 1
+        task.number = self.submitted
+        try:
+            with streams.use(stream), own_casts():
+                task.value = fn(*given)
+        finally:  # of what failed, kernels may be under way all the same
+            for tensor in tensors(given):
+                streams.keep(tensor, stream)
+            task.event = streams.record(stream)
         if self.spans is not None:  # the time to issue it; the device's own is the profiler's
             name = getattr(fn, "__name__", None) or type(fn).__name__
             self.spans.append(Span(name, self.name, start, perf_counter(), site=site))
@@ -124,7 +144,11 @@ class StreamLane:
         return self.submit(site, whole_step(shard), action)
 
     def settle(self, grace: float | None) -> bool:
-        self.streams.synchronize(self.stream)
+        # a task that was waited for is over for the coordinator's stream, and so are those before
+        # it: to block here would leave the device without work between iterations
+        if self.awaited < self.submitted:
+            self.streams.synchronize(self.stream)
+            self.awaited = self.submitted
         return True
 
     def close(self) -> None:
@@ -134,9 +158,10 @@ class StreamLane:
 class StreamTask(Task):
     """Work queued on a stream. Its result exists at once, to be read after the event."""
 
-    __slots__ = ("event",)
+    __slots__ = ("event", "number")
 
     event: Any
+    number: int  # on its lane, from 1 on
 
     def wait(self) -> Any:
         lane = self.lane
@@ -147,4 +172,74 @@ class StreamTask(Task):
             for tensor in tensors(self.value):
                 lane.streams.keep(tensor, current)
             self.done = True
+            lane.awaited = max(lane.awaited, self.number)
         return self.value
+
+
+class DeviceThreadLane(ThreadLane):
+    """A thread that issues to a stream of its own: what it runs shares the device with what the
+    coordinator's stream runs. (All threads would issue to the device's default stream, which is in
+    order, and need not be the coordinator's.)"""
+
+    def __init__(
+        self,
+        name: str,
+        streams: Streams,
+        *,
+        threads: int | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        super().__init__(name, threads=threads, timeout=timeout)
+        self.streams = streams
+        self.stream = streams.stream(0)
+
+    def task(self, site: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> ThreadTask:
+        return DeviceTask(self, site, fn, args)
+
+    def settle(self, grace: float | None) -> bool:
+        last = self._last
+        if not super().settle(grace):
+            return False
+        if isinstance(last, DeviceTask) and not last.crossed:
+            self.streams.synchronize(self.stream)
+        return True
+
+
+class DeviceTask(ThreadTask):
+    """A task of a thread with a stream: who waits for it has its own stream wait too."""
+
+    __slots__ = ("crossed", "event")
+
+    def __init__(
+        self, lane: DeviceThreadLane, site: int, fn: Callable[..., Any], args: tuple[Any, ...]
+    ) -> None:
+        super().__init__(lane, site, fn, args)
+        streams, stream = lane.streams, lane.stream
+        before = streams.record(streams.current())
+        self.crossed = False
+        self.event: Any = None
+
+        @functools.wraps(fn)
+        def on_stream(*given: Any) -> Any:
+            streams.wait(stream, before)
+            try:
+                with streams.use(stream), own_casts():
+                    return fn(*given)
+            finally:
+                for tensor in tensors(given):
+                    streams.keep(tensor, stream)
+                self.event = streams.record(stream)
+
+        self.fn = on_stream
+
+    def wait(self) -> Any:
+        value = super().wait()
+        if not self.crossed:
+            lane = self.lane
+            assert isinstance(lane, DeviceThreadLane)
+            current = lane.streams.current()
+            lane.streams.wait(current, self.event)
+            for tensor in tensors(value):
+                lane.streams.keep(tensor, current)
+            self.crossed = True
+        return value

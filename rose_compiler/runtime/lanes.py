@@ -198,7 +198,7 @@ class ThreadLane:
         self._end: weakref.finalize[Any, Any] | None = None
 
     def submit(self, site: int, fn: Callable[..., Any], *args: Any) -> Task:
-        task = ThreadTask(self, site, fn, args)
+        task = self.task(site, fn, args)
         task.modes = current()
         task.context = copy_context()
         if self._thread is None:
@@ -206,6 +206,10 @@ class ThreadLane:
         self._last = task
         self._queue.put(task)
         return task
+
+    def task(self, site: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> ThreadTask:
+        """A task of this lane, not yet handed over."""
+        return ThreadTask(self, site, fn, args)
 
     def step(self, site: int, shard: Any, action: Any, packed: bool = False) -> Task:
         return self.submit(site, whole_step(shard), action)

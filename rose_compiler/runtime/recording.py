@@ -2,14 +2,16 @@
 
 Inside ``with RecordingStreams() as streams:`` torch runs on the CPU as always, and every operation
 counts as issued to the stream in use. Two accesses to the same memory of which one writes must be
-ordered by events, as happens-before of vector clocks; memory allocated inside the block and used
-on another stream than its own must be recorded there. :meth:`RecordingStreams.check` raises
-:class:`RaceFound` for the first access that was not.
+ordered by events, as happens-before of vector clocks. Memory allocated inside the block belongs to
+a stream, whose later work may be given it as soon as it is let go: all work of other streams on it
+must have been recorded (``record_stream``), or be ordered before what its own stream does next.
+:meth:`RecordingStreams.check` raises :class:`RaceFound` for the first access that was not.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,12 +38,12 @@ def _merge(into: Clock, other: Clock) -> None:
 class _Memory:
     """One storage: where it came from, its last write and the reads since, as (stream, time)."""
 
-    storage: torch.UntypedStorage  # held, so that its address stays its own
     allocated: int | None
+    storage: weakref.ref[torch.UntypedStorage]
     write: tuple[int, int, str] | None = None
     reads: dict[int, tuple[int, str]] = field(default_factory=dict)
     kept: set[int] = field(default_factory=set)
-    used: dict[int, str] = field(default_factory=dict)
+    used: dict[int, tuple[int, str]] = field(default_factory=dict)  # the last use on each stream
 
 
 class RecordingStreams(TorchDispatchMode):
@@ -56,8 +58,9 @@ class RecordingStreams(TorchDispatchMode):
         self.issued: list[tuple[int, str]] = []  # (stream, operation), in issue order
         self._clocks: list[Clock] = [{0: 0}]
         self._host: Clock = {}
-        self._current = 0
+        self._issuing = threading.local()
         self._memory: dict[int, _Memory] = {}
+        self._free: dict[int, list[_Memory]] = {}  # by the stream that may use it again
         self._faults: list[str] = []
 
     def stream(self, priority: int = 0) -> int:
@@ -66,15 +69,15 @@ class RecordingStreams(TorchDispatchMode):
         return len(self._clocks) - 1
 
     def current(self) -> int:
-        return self._current
+        return getattr(self._issuing, "stream", 0)
 
     @contextmanager
     def use(self, stream: int) -> Iterator[None]:
-        before, self._current = self._current, stream
+        before, self._issuing.stream = self.current(), stream
         try:
             yield
         finally:
-            self._current = before
+            self._issuing.stream = before
 
     def record(self, stream: int) -> Clock:
         return dict(self._clocks[stream])
@@ -89,22 +92,37 @@ class RecordingStreams(TorchDispatchMode):
         _merge(self._host, self._clocks[stream])
 
     def check(self) -> None:
-        """Raise :class:`RaceFound` if any access so far was unordered or unrecorded."""
-        for memory in self._memory.values():
-            if memory.allocated is None:
-                continue
-            for stream, name in memory.used.items():
-                if stream != memory.allocated and stream not in memory.kept:
-                    self._faults.append(
-                        f"{name} on {self.names[stream]} uses memory of "
-                        f"{self.names[memory.allocated]} without record_stream"
-                    )
+        """Raise :class:`RaceFound` if an access was unordered so far, or memory let go early."""
+        for stream in list(self._free):
+            self._use_again(stream)
         if self._faults:
             raise RaceFound(self._faults[0])
 
-    def _of(self, tensor: torch.Tensor) -> _Memory:
+    def _of(self, tensor: torch.Tensor, allocated: int | None = None) -> _Memory:
         storage = tensor.untyped_storage()
-        return self._memory.setdefault(storage._cdata, _Memory(storage, None))
+        key = storage._cdata
+        found = self._memory.get(key)
+        if found is None:
+            # as long as memory is in use, so is the object that stands for it
+            end = weakref.ref(storage, lambda _: self._let_go(key))
+            found = self._memory[key] = _Memory(allocated, end)
+        return found
+
+    def _let_go(self, key: int) -> None:
+        memory = self._memory.pop(key)
+        if memory.allocated is not None:
+            self._free.setdefault(memory.allocated, []).append(memory)
+
+    def _use_again(self, stream: int) -> None:
+        """What this stream does next may be given the memory that it has let go."""
+        clock = self._clocks[stream]
+        for memory in self._free.pop(stream, ()):
+            for other, (then, name) in memory.used.items():
+                if other not in (stream, *memory.kept) and clock.get(other, 0) < then:
+                    self._faults.append(
+                        f"{name} on {self.names[other]} uses memory of "
+                        f"{self.names[stream]} without record_stream"
+                    )
 
     def __torch_dispatch__(
         self,
@@ -114,34 +132,34 @@ class RecordingStreams(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        stream, name = self._current, str(func)
+        stream, name = self.current(), str(func)
         clock = self._clocks[stream]
         _merge(clock, self._host)
+        self._use_again(stream)
         clock[stream] = time = clock.get(stream, 0) + 1
         self.issued.append((stream, name))
-        touched: dict[int, bool] = defaultdict(bool)
+        touched: dict[int, tuple[_Memory, bool]] = {}
         for argument, value in zip(func._schema.arguments, args, strict=False):
             self._touch(touched, argument, value)
         for argument in func._schema.arguments:
             if argument.name in kwargs:
                 self._touch(touched, argument, kwargs[argument.name])
-        for key, writes in touched.items():
-            self._access(self._memory[key], stream, time, name, writes)
+        for memory, writes in touched.values():
+            self._access(memory, stream, time, name, writes)
         result = func(*args, **kwargs)
         for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                storage = leaf.untyped_storage()
-                if storage._cdata not in self._memory:
-                    fresh = _Memory(storage, stream, write=(stream, time, name))
-                    self._memory[storage._cdata] = fresh
+            new = isinstance(leaf, torch.Tensor)
+            if new and leaf.untyped_storage()._cdata not in self._memory:
+                self._of(leaf, stream).write = (stream, time, name)
         return result
 
-    def _touch(self, touched: dict[int, bool], argument: Any, value: Any) -> None:
+    def _touch(self, touched: dict[int, tuple[_Memory, bool]], argument: Any, value: Any) -> None:
         writes = argument.alias_info is not None and argument.alias_info.is_write
         for leaf in tree_leaves(value):
             if isinstance(leaf, torch.Tensor):
                 memory = self._of(leaf)
-                touched[memory.storage._cdata] |= writes
+                before = touched.get(id(memory), (memory, False))[1]
+                touched[id(memory)] = memory, before or writes
 
     def _access(self, memory: _Memory, stream: int, time: int, name: str, writes: bool) -> None:
         clock = self._clocks[stream]
@@ -154,7 +172,7 @@ class RecordingStreams(TorchDispatchMode):
                     f"{name} on {self.names[stream]} does not wait for {what} on "
                     f"{self.names[other]}"
                 )
-        memory.used.setdefault(stream, name)
+        memory.used[stream] = time, name
         if writes:
             memory.write = (stream, time, name)
             memory.reads.clear()

@@ -21,7 +21,7 @@ from rose_compiler.base.recurrence import Recurrence
 from rose_compiler.kernels import scan
 from rose_compiler.kernels.scan_native import Built
 from rose_compiler.runtime import buffers, faults, gradients, graphs
-from rose_compiler.runtime.events import StreamLane, Streams, TorchStreams
+from rose_compiler.runtime.events import DeviceThreadLane, StreamLane, Streams, TorchStreams
 from rose_compiler.runtime.inductor import Forward, Note
 from rose_compiler.runtime.lanes import InlineLane, Lane, ThreadLane
 from rose_compiler.runtime.optimizers import Fused, why_not_fused
@@ -43,9 +43,9 @@ class Runtime:
 
     ``serial`` runs every lane in the coordinator, in issue order. ``timeout`` bounds each wait in
     seconds (``None``: no bound). ``threads`` is the number of torch's intra-operation threads in
-    thread lanes. ``device`` and ``streams`` say what ``stream:`` lanes run on; ``hosts`` are bare
-    hosts of ``host:`` lanes by name, other ``host:`` lanes run calls of hosted components. With
-    ``trace``, each task leaves a span in ``timeline``.
+    thread lanes. ``device`` and ``streams`` say what ``stream:`` lanes run on and threads issue to;
+    ``hosts`` are bare hosts of ``host:`` lanes by name, other ``host:`` lanes run calls of hosted
+    components. With ``trace``, each task leaves a span in ``timeline``.
     """
 
     def __init__(
@@ -62,7 +62,9 @@ class Runtime:
         self.serial = serial
         self.timeout = timeout
         self.threads = threads
+        self.device = torch.device(device)
         self.streams = streams or TorchStreams(device)
+        self._streams_given = streams is not None
         self.hosts = dict(hosts or {})
         self._lanes: dict[str, Lane] = {}
         self._spans: list[Span] | None = [] if trace else None
@@ -93,6 +95,16 @@ class Runtime:
             sys.setswitchinterval(min(self._switch, SWITCH_INTERVAL))
         return found
 
+    def on(self, device: str | torch.device) -> None:
+        """Queue what lanes of kind ``stream`` run, and what threads issue, on streams of this
+        device from now on, unless the runtime was made with streams of somebody's own."""
+        found = torch.device(device)
+        if self._streams_given or found == self.device:
+            return
+        for name in [n for n in self._lanes if n.partition(":")[0] in ("stream", "thread")]:
+            self._lanes.pop(name).close()
+        self.device, self.streams = found, TorchStreams(found)
+
     def _make(self, name: str) -> Lane:
         kind, _, rest = name.partition(":")
         if kind not in ("shard", "thread", "stream", "host"):
@@ -106,6 +118,8 @@ class Runtime:
             return InlineLane(name)
         if kind == "shard":
             return ShardLane(name, threads=self.threads, timeout=self.timeout)
+        if kind == "thread" and (self._streams_given or self.device.type != "cpu"):
+            return DeviceThreadLane(name, self.streams, threads=self.threads, timeout=self.timeout)
         if kind == "thread":
             return ThreadLane(name, threads=self.threads, timeout=self.timeout)
         if kind == "stream":

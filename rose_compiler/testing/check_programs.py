@@ -44,7 +44,9 @@ DECISIONS = st.builds(
 SEEDS = st.integers(0, 1 << 16)
 #: What keeps the trips of a loop from overlapping: half of the loop nests are drawn without.
 STOPPING = frozenset({"exit", "opaque", "unbound", "while"})
-_ALONE = [(one,) for one in PIPELINE if one.name != "pipeline_loops"]  # it is told which loops
+_ALONE = [  # one is told which loops, the other has a kind of its own
+    (one,) for one in PIPELINE if one.name not in ("pipeline_loops", "streams")
+]
 #: The pipeline, or one of its passes alone, each of these as often as all others together.
 PASSES = st.one_of(st.just(PIPELINE), st.sampled_from(_ALONE))
 #: The pass alone, as it leaves program order, and in front of what makes use of it.

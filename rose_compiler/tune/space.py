@@ -21,6 +21,7 @@ def candidates(
     hosted: bool = False,
     overlap: bool = False,
     wrappers: bool = False,
+    streams: bool = False,
 ) -> list[Decision | None]:
     """Schedules to try, the user's own statements (``None``) or program order first.
 
@@ -37,6 +38,9 @@ def candidates(
             lets it.
         wrappers: whether wrappers of a simulator's environments can advance at once; every
             candidate lets them, since that gives the same bits in fewer calls.
+        streams: whether some work may be queued on streams of its own beside the rest. The first
+            two schedules that are tried have one more each that lets it: events cost the
+            coordinator time, which small kernels do not win back.
     """
     found: list[Decision | None] = [None if eager else Decision()]
     groups = [g for g in (2, MAX_GROUPS) if g <= shards] or [1]
@@ -68,4 +72,7 @@ def candidates(
         found = [found[0], *(replace(one, overlap=True) for one in rest), *plain]
     if wrappers:
         found[1:] = [replace(one, wrappers=True) for one in found[1:] if one is not None]
+    if streams:
+        both = [replace(one, streams=True) for one in found[1:3] if one is not None]
+        found = [*found[:3], *both, *found[3:]]
     return found
