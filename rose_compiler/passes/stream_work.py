@@ -172,9 +172,11 @@ def leading(edges: Sequence[Edge]) -> list[Edge]:
     return [e for e in edges if e.kind in ("value", "flow", "control", "record")]
 
 
-def cycle(nodes: Sequence[fx.Node], edges: Sequence[Edge]) -> frozenset[fx.Node]:
+def cycle(
+    nodes: Sequence[fx.Node], edges: Sequence[Edge], worth: int = WORTH
+) -> frozenset[fx.Node]:
     """The heaviest recurrence of a body: it decides how fast trips follow each other. Empty where
-    none is worth a lane."""
+    none weighs that much."""
     graph = nx.DiGraph()
     graph.add_nodes_from(nodes)
     graph.add_edges_from((e.src, e.dst) for e in leading(edges))
@@ -183,7 +185,7 @@ def cycle(nodes: Sequence[fx.Node], edges: Sequence[Edge]) -> frozenset[fx.Node]
         turns = len(found) > 1 or any(graph.has_edge(n, n) for n in found)
         if turns and sum(map(weight, found)) > sum(map(weight, best)):
             best = frozenset(found)
-    return best if sum(map(weight, best)) >= WORTH else frozenset()
+    return best if sum(map(weight, best)) >= worth else frozenset()
 
 
 def longest_path(nodes: Sequence[fx.Node], edges: Sequence[Edge]) -> set[fx.Node]:

@@ -85,6 +85,7 @@ class Streams(Pass):
     """Give device work that others do not wait for streams of its own, ``stream:<name>``."""
 
     name: ClassVar[str] = "streams"
+    worth: int = WORTH  # what a lane, and what runs beside it, have to weigh
 
     def run_program(self, program: Program, rewrite: Rewriter) -> None:
         context = context_of(rewrite)
@@ -93,11 +94,11 @@ class Streams(Pass):
         off = _switched_off(context)
         for owner, graph in list(bodies_of(program)):
             if off is None:
-                _cut(owner, graph, rewrite)
+                self._cut(owner, graph, rewrite)
             body = body_of(owner, graph, rewrite.deps, context.device)
-            found = find(body)
+            found = find(body, self.worth)
             if off is not None:
-                half = cuttable(owner, graph, rewrite.deps, context)
+                half = cuttable(owner, graph, rewrite.deps, context, worth=self.worth)
                 if found.lanes or half is not None:
                     rewrite.missed(next(iter(found.lanes)) if half is None else half[0], off)
                     return
@@ -107,13 +108,31 @@ class Streams(Pass):
             if found.lanes and self._body(body, found.lanes, rewrite):
                 program.stage = "scheduled"
 
+    def _cut(self, owner: fx.Node | None, graph: fx.Graph, rewrite: Rewriter) -> None:
+        """Cut traced graphs on the way round a loop in two: what a next trip needs, and more."""
+        tried: set[fx.Node] = set()
+        while found := cuttable(
+            owner, graph, rewrite.deps, context_of(rewrite), tried, worth=self.worth
+        ):
+            node, sliced = found
+            if not rewrite.spend():
+                return
+            results = len(sliced.late_outputs) + len(sliced.early_outputs)
+            early, late = apply(node, sliced, rewrite)
+            tried |= {early, late}
+            rewrite.applied(
+                early,
+                f"`{op_of(late).name}` makes what no later trip waits for: "
+                f"{len(sliced.late_outputs)} of {results} results",
+            )
+
     def _body(self, body: Body, wanted: dict[fx.Node, str], rewrite: Rewriter) -> bool:
         modulo = _modulo(body, wanted)
         for lane in dict.fromkeys(wanted.values()):
             mine = [n for n in modulo.order if wanted.get(n) == lane]
             first = max(mine, key=weight)
             beside = _beside(body, modulo, mine)
-            if sum(map(weight, beside)) < WORTH:
+            if sum(map(weight, beside)) < self.worth:
                 rewrite.missed(first, Blocker("no-window", "everything else waits for it"))
             elif rewrite.spend():
                 most = sorted(beside, key=weight, reverse=True)
@@ -167,36 +186,21 @@ def body_of(owner: fx.Node | None, graph: fx.Graph, deps: Dependences, device: s
     return Body(owner, graph, deps, device, nodes, edges, placed)
 
 
-def _cut(owner: fx.Node | None, graph: fx.Graph, rewrite: Rewriter) -> None:
-    """Cut traced graphs on the way round a loop in two: what the next trip needs, and the rest."""
-    tried: set[fx.Node] = set()
-    while (found := cuttable(owner, graph, rewrite.deps, context_of(rewrite), tried)) is not None:
-        node, sliced = found
-        if not rewrite.spend():
-            return
-        results = len(sliced.late_outputs) + len(sliced.early_outputs)
-        early, late = apply(node, sliced, rewrite)
-        tried |= {early, late}
-        rewrite.applied(
-            early,
-            f"`{op_of(late).name}` makes what no later trip waits for: "
-            f"{len(sliced.late_outputs)} of {results} results",
-        )
-
-
 def cuttable(
     owner: fx.Node | None,
     graph: fx.Graph,
     deps: Dependences,
     context: PassContext,
     tried: Collection[fx.Node] = (),
+    *,
+    worth: int = WORTH,
 ) -> tuple[fx.Node, Sliced] | None:
     """A traced graph on the way round a loop, the last one first, that makes enough of what the
     next trip does not need; with both halves. Loops that step a simulator were cut by ``split``."""
     if owner is None or any(is_step(n) or facts.get(n).slot is not None for n in graph.nodes):
         return None
     body = body_of(owner, graph, deps, context.device)
-    turning = cycle(body.nodes, body.edges)
+    turning = cycle(body.nodes, body.edges, worth)
     needed = leading_to(list(turning), body.edges) if turning else set()
     for node in reversed(body.nodes):
         if node not in needed or node in tried or not is_call(node):
@@ -206,7 +210,7 @@ def cuttable(
         if not Split().has_late(node, needed):
             continue
         sliced = Split().slice(node, needed, run_ahead=context.run_ahead)
-        if not isinstance(sliced, Blocker) and weight_of(sliced.late) >= WORTH:
+        if not isinstance(sliced, Blocker) and weight_of(sliced.late) >= worth:
             return node, sliced
     return None
 
@@ -214,13 +218,13 @@ def cuttable(
 # -- what goes where
 
 
-def find(body: Body) -> Found:
+def find(body: Body, worth: int = WORTH) -> Found:
     """The operations of one body that may run on streams of their own."""
     found = Found()
     steps = [n for n in body.nodes if is_step(n)]
     if body.placed and len(steps) > 1:
-        _of_groups(body, steps, found)
-    turning = cycle(body.nodes, body.edges)
+        _of_groups(body, steps, found, worth)
+    turning = cycle(body.nodes, body.edges, worth)
     if steps:
         turning |= frozenset(steps)
     taken: list[list[fx.Node]] = []
@@ -239,14 +243,14 @@ def find(body: Body) -> Found:
         for group in groups(_allowed(body, off, found), within):
             heaviest = max(group, key=weight)
             others = [n for n in untied(heaviest, main, within) if n not in group]
-            if sum(map(weight, others)) >= WORTH:
+            if sum(map(weight, others)) >= worth:
                 taken.append(group)
-    worth = [group for group in taken if sum(map(weight, group)) >= WORTH]
-    worth.sort(key=lambda group: -sum(map(weight, group)))
-    for group in worth[:MOST]:
+    heavy = [group for group in taken if sum(map(weight, group)) >= worth]
+    heavy.sort(key=lambda group: -sum(map(weight, group)))
+    for group in heavy[:MOST]:
         heaviest = max(group, key=weight)
         found.lanes.update(dict.fromkeys(group, _lane(heaviest, found.lanes)))
-    for group in worth[MOST:]:
+    for group in heavy[MOST:]:
         heaviest = max(group, key=weight)
         found.missed[heaviest] = Blocker(
             "no-lane",
@@ -270,7 +274,7 @@ def _allowed(body: Body, nodes: Sequence[fx.Node], found: Found) -> list[fx.Node
     return ready
 
 
-def _of_groups(body: Body, steps: Sequence[fx.Node], found: Found) -> None:
+def _of_groups(body: Body, steps: Sequence[fx.Node], found: Found, worth: int) -> None:
     """One stream for each group of shards that has work of its own, where several have."""
     members = [
         [
@@ -280,7 +284,7 @@ def _of_groups(body: Body, steps: Sequence[fx.Node], found: Found) -> None:
         ]
         for group in by_group(steps, body.edges)
     ]
-    heavy = [group for group in members if sum(map(weight, group)) >= WORTH]
+    heavy = [group for group in members if sum(map(weight, group)) >= worth]
     if len(heavy) > 1:
         for k, group in enumerate(heavy):
             found.lanes.update(dict.fromkeys(group, f"stream:group{k}"))

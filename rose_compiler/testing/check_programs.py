@@ -20,14 +20,17 @@ from rose_compiler.passes.base import Pass, PassContext
 from rose_compiler.passes.late import LateWork
 from rose_compiler.passes.manager import PassManager, check_round_trip
 from rose_compiler.passes.pipeline import PIPELINE
+from rose_compiler.passes.streams import Streams
 from rose_compiler.passes.unswitch import Unswitch
+from rose_compiler.runtime.recording import RaceFound, RecordingStreams
 from rose_compiler.runtime.slow import SlowRuntime
+from rose_compiler.runtime.support import Runtime
 from rose_compiler.testing import pipelining, slots
 from rose_compiler.testing import rollouts as stepping
 from rose_compiler.testing import updates as updating
 from rose_compiler.testing.capturing import shuffle
 from rose_compiler.testing.features import features_of
-from rose_compiler.testing.lanes import execute, schedule_at_random
+from rose_compiler.testing.lanes import STREAMS, execute, schedule_at_random
 from rose_compiler.testing.programs import Generated, programs
 from rose_compiler.testing.result import Result
 
@@ -51,6 +54,8 @@ _ALONE = [  # one is told which loops, the other has a kind of its own
 PASSES = st.one_of(st.just(PIPELINE), st.sampled_from(_ALONE))
 #: The pass alone, as it leaves program order, and in front of what makes use of it.
 UNSWITCHING: tuple[tuple[Pass, ...], ...] = (PIPELINE, (Unswitch(), LateWork()), (Unswitch(),))
+#: The pipeline, with streams for all that may have one.
+_ON_STREAMS = tuple(Streams(worth=1) if isinstance(one, Streams) else one for one in PIPELINE)
 _DRAWN = st.one_of(programs(), programs(without=STOPPING, size=40))
 
 
@@ -166,3 +171,69 @@ def _everywhere(
 
         assert seen(emitted, program) == before, f"slow lanes ({number}) differ"
         result.rewrites["lanes"] += len(runtime._lanes)
+
+
+def streams(data: Any, result: Result, folder: Path) -> None:
+    """Loop nests and rollouts whose work is queued on streams, by the passes or at random: by
+    random orders of lanes, and as emitted, on streams that find a missing wait and memory that is
+    let go too early."""
+    number = data.draw(SEEDS)
+    context = PassContext(
+        options=replace(data.draw(DECISIONS), streams=True),
+        device="virtual:h200",
+        asynchronous=frozenset({"envs", "sim"}),
+    )
+    if data.draw(st.integers(0, 3)) == 0:
+        rollout: stepping.Rollout = data.draw(stepping.rollouts())
+        program = rollout.program()
+        result.shown = dump(program)
+        result.features.update(features_of(program))
+        before: Any = rollout.run(interp.run, program)
+        context = replace(context, shards={"envs": rollout.shards})
+        result.count(PassManager(_ON_STREAMS).run(program, context))
+        _on_streams(lambda run: rollout.run(run, program), before, number, result)
+        return
+    generated: Generated = data.draw(_DRAWN)
+    result.shown = dump(generated.program)
+    result.features.update(features_of(generated.program))
+    before = generated.run_and_snapshot()
+    program = generated.clone(result.shown)
+    if data.draw(st.booleans()):
+        program = generated.program
+        schedule_at_random(program, number, STREAMS)
+        result.shown = dump(program)
+        verify(program)
+    else:
+        passes = data.draw(st.sampled_from([(Streams(worth=1),), _ON_STREAMS]))
+        result.count(PassManager(passes, verify=1).run(program, context))
+    if before.raised:
+        return
+
+    def run(executor: Callable[..., Any]) -> Any:
+        return generated.observe(lambda objects: executor(program, generated.args, objects))
+
+    _on_streams(run, before, number, result)
+
+
+def _on_streams(
+    seen: Callable[[Callable[..., Any]], Any], before: Any, number: int, result: Result
+) -> None:
+    """A scheduled program by random orders of its lanes, and emitted, on recording streams."""
+
+    def by_slots(p: Any, values: Any, objects: Any) -> Any:
+        return slots.run(p, values, objects, seed=number)
+
+    assert seen(by_slots) == before, f"order {number} of the lanes differs"
+    recording = RecordingStreams()
+    with contextlib.closing(Runtime(streams=recording)) as runtime:
+
+        def emitted(p: Any, values: Any, objects: Any) -> Any:
+            with recording:
+                return execute(p, values, objects, runtime)
+
+        assert seen(emitted) == before, "on streams it differs"
+        result.rewrites["lanes"] += sum(n.startswith("stream:") for n in runtime._lanes)
+    try:
+        recording.check()
+    except RaceFound as race:
+        raise AssertionError(str(race)) from None

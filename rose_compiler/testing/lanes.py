@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.fx as fx
@@ -18,6 +18,7 @@ from rose_compiler.ir.program import LoopView, Program, is_call, is_structure
 from rose_compiler.runtime.support import Runtime
 
 LANES = ("", "", "", "thread:a", "thread:b")
+STREAMS = ("", "", "stream:a", "stream:b")
 
 
 def execute(
@@ -28,8 +29,9 @@ def execute(
     return load(emit(program))(runtime, *values, *(objects[n] for n in program.state_params))
 
 
-def schedule_at_random(program: Program, seed: int) -> int:
-    """Give the bodies of a program random slots that keep its dependences; the deepest stage."""
+def schedule_at_random(program: Program, seed: int, lanes: Sequence[str] = LANES) -> int:
+    """Give the bodies of a program random slots that keep its dependences, on some of ``lanes``;
+    the deepest stage."""
     draw = random.Random(seed)
     deps = Dependences(program)
     depth = 0
@@ -37,7 +39,7 @@ def schedule_at_random(program: Program, seed: int) -> int:
     for graph, loop in [*bodies, (program.graph, None)]:
         nodes = [n for n in graph.nodes if acts(n)]
         for _ in range(30):
-            slots = _random_slots(draw, nodes, deps, graph, loop)
+            slots = _random_slots(draw, nodes, deps, graph, loop, lanes)
             if slots is not None:
                 for node, slot in slots.items():
                     facts.put(node, slot=slot)
@@ -53,6 +55,7 @@ def _random_slots(
     deps: Dependences,
     graph: fx.Graph,
     loop: LoopView | None,
+    lanes: Sequence[str],
 ) -> dict[fx.Node, Slot] | None:
     edges = [
         (source_of(e.src), source_of(e.dst), e.least)
@@ -81,7 +84,7 @@ def _random_slots(
         order[draw.choice(ready[:4])] = len(order)
     return {
         n: Slot(
-            draw.choice(LANES) if is_call(n) and not is_structure(n) else "", stage[n], 2 * order[n]
+            draw.choice(lanes) if is_call(n) and not is_structure(n) else "", stage[n], 2 * order[n]
         )
         for n in nodes
     }

@@ -97,7 +97,10 @@ class _Body:
         self.lanes: dict[str, list[Pending]] = {}
         self.edges: dict[fx.Node, list[Any]] = {}
         for edge in of.deps.edges(view.graph):
-            self.edges.setdefault(edge.dst, []).append(edge)
+            src = edge.src
+            while is_item(src) and src not in self.stage:  # it is there when its source is
+                src = src.args[0]  # type: ignore[assignment]
+            self.edges.setdefault(edge.dst, []).append(edge._replace(src=src))
 
     def run(self) -> tuple[Any, ...]:
         emitted, ended = 0, False
