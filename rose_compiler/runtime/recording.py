@@ -34,14 +34,24 @@ def _merge(into: Clock, other: Clock) -> None:
         into[stream] = max(into.get(stream, 0), time)
 
 
+Range = tuple[int, int]
+
+
+@dataclass
+class _Part:
+    """Bytes that were accessed together: their last write and the reads since, by stream."""
+
+    write: tuple[int, int, str] | None = None  # stream, time, operation
+    reads: dict[int, tuple[int, str]] = field(default_factory=dict)
+
+
 @dataclass
 class _Memory:
-    """One storage: where it came from, its last write and the reads since, as (stream, time)."""
+    """One storage: the stream it came from, and its parts by their first and last byte."""
 
     allocated: int | None
     storage: weakref.ref[torch.UntypedStorage]
-    write: tuple[int, int, str] | None = None
-    reads: dict[int, tuple[int, str]] = field(default_factory=dict)
+    parts: dict[Range, _Part] = field(default_factory=dict)
     kept: set[int] = field(default_factory=set)
     used: dict[int, tuple[int, str]] = field(default_factory=dict)  # the last use on each stream
 
@@ -138,43 +148,61 @@ class RecordingStreams(TorchDispatchMode):
         self._use_again(stream)
         clock[stream] = time = clock.get(stream, 0) + 1
         self.issued.append((stream, name))
-        touched: dict[int, tuple[_Memory, bool]] = {}
+        touched: dict[tuple[int, Range], tuple[_Memory, bool]] = {}
         for argument, value in zip(func._schema.arguments, args, strict=False):
             self._touch(touched, argument, value)
         for argument in func._schema.arguments:
             if argument.name in kwargs:
                 self._touch(touched, argument, kwargs[argument.name])
-        for memory, writes in touched.values():
-            self._access(memory, stream, time, name, writes)
+        if not any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns):
+            for (_, span), (memory, writes) in touched.items():  # a view touches no memory
+                self._access(memory, span, stream, time, name, writes)
         result = func(*args, **kwargs)
         for leaf in tree_leaves(result):
             new = isinstance(leaf, torch.Tensor)
             if new and leaf.untyped_storage()._cdata not in self._memory:
-                self._of(leaf, stream).write = (stream, time, name)
+                memory = self._of(leaf, stream)
+                self._access(memory, _range(leaf), stream, time, name, True)
         return result
 
-    def _touch(self, touched: dict[int, tuple[_Memory, bool]], argument: Any, value: Any) -> None:
+    def _touch(
+        self, touched: dict[tuple[int, Range], tuple[_Memory, bool]], argument: Any, value: Any
+    ) -> None:
         writes = argument.alias_info is not None and argument.alias_info.is_write
         for leaf in tree_leaves(value):
-            if isinstance(leaf, torch.Tensor):
-                memory = self._of(leaf)
-                before = touched.get(id(memory), (memory, False))[1]
-                touched[id(memory)] = memory, before or writes
+            if isinstance(leaf, torch.Tensor) and leaf.numel():
+                memory, span = self._of(leaf), _range(leaf)
+                before = touched.get((id(memory), span), (memory, False))[1]
+                touched[id(memory), span] = memory, before or writes
 
-    def _access(self, memory: _Memory, stream: int, time: int, name: str, writes: bool) -> None:
+    def _access(
+        self, memory: _Memory, span: Range, stream: int, time: int, name: str, writes: bool
+    ) -> None:
         clock = self._clocks[stream]
-        before = [memory.write] if memory.write is not None else []
-        if writes:
-            before += [(s, t, n) for s, (t, n) in memory.reads.items()]
-        for other, then, what in before:
-            if other != stream and clock.get(other, 0) < then:
-                self._faults.append(
-                    f"{name} on {self.names[stream]} does not wait for {what} on "
-                    f"{self.names[other]}"
-                )
+        for (low, high), part in memory.parts.items():
+            if span[1] < low or high < span[0]:
+                continue
+            before = [part.write] if part.write is not None else []
+            if writes:
+                before += [(s, t, n) for s, (t, n) in part.reads.items()]
+            for other, then, what in before:
+                if other != stream and clock.get(other, 0) < then:
+                    self._faults.append(
+                        f"{name} on {self.names[stream]} does not wait for {what} on "
+                        f"{self.names[other]}"
+                    )
         memory.used[stream] = time, name
+        part = memory.parts.setdefault(span, _Part())
         if writes:
-            memory.write = (stream, time, name)
-            memory.reads.clear()
+            part.write = (stream, time, name)
+            part.reads.clear()
         else:
-            memory.reads[stream] = (time, name)
+            part.reads[stream] = (time, name)
+
+
+def _range(tensor: torch.Tensor) -> Range:
+    """The first and the last byte of a tensor's storage that it may reach."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    last = int(sum((size - 1) * step for size, step in pairs)) if tensor.numel() else 0
+    first = int(tensor.storage_offset())
+    return first * tensor.itemsize, (first + last + 1) * tensor.itemsize - 1

@@ -15,6 +15,7 @@ from rose_compiler.ir import facts
 from rose_compiler.ir.deps import Dependences
 from rose_compiler.ir.facts import Slot
 from rose_compiler.ir.program import LoopView, Program, is_call, is_structure
+from rose_compiler.passes.stream_work import VIRTUAL, why_not
 from rose_compiler.runtime.support import Runtime
 
 LANES = ("", "", "", "thread:a", "thread:b")
@@ -82,9 +83,14 @@ def _random_slots(
         if not ready:
             return None
         order[draw.choice(ready[:4])] = len(order)
-    return {
-        n: Slot(
-            draw.choice(lanes) if is_call(n) and not is_structure(n) else "", stage[n], 2 * order[n]
-        )
-        for n in nodes
-    }
+    return {n: Slot(_lane(draw, n, lanes, deps), stage[n], 2 * order[n]) for n in nodes}
+
+
+def _lane(draw: random.Random, node: fx.Node, lanes: Sequence[str], deps: Dependences) -> str:
+    if not is_call(node) or is_structure(node):
+        return ""
+    lane = draw.choice(lanes)
+    # a thread may run anything; graphs and their gradients belong to the stream they are made on
+    if lane.startswith("stream:") and why_not(node, deps, VIRTUAL) is not None:
+        return ""
+    return lane

@@ -31,6 +31,7 @@ from rose_compiler.passes import (
 )
 from rose_compiler.passes.modulo import Modulo
 from rose_compiler.runtime import lanes as runtime_lanes
+from rose_compiler.runtime.recording import RecordingStreams
 from rose_compiler.runtime.support import Runtime
 from rose_compiler.testing.fuzz import fuzz
 
@@ -264,6 +265,53 @@ def _(monkeypatch: pytest.MonkeyPatch) -> None:
 def _(monkeypatch: pytest.MonkeyPatch) -> None:
     current = runtime_lanes.current
     monkeypatch.setattr(runtime_lanes, "current", lambda: replace(current(), grad=True))
+
+
+# Streams of a device, on the stand-in.
+
+
+@mutant("streams: a lane that does not wait for the coordinator's stream", "streams", 15)
+def _(monkeypatch: pytest.MonkeyPatch) -> None:
+    _waits(monkeypatch, lambda stream: stream == 0)
+
+
+@mutant("streams: a coordinator's stream that does not wait for a lane", "streams", 15)
+def _(monkeypatch: pytest.MonkeyPatch) -> None:
+    _waits(monkeypatch, lambda stream: stream != 0)
+
+
+def _waits(monkeypatch: pytest.MonkeyPatch, which: Callable[[int], bool]) -> None:
+    """Let only some streams wait."""
+    wait = RecordingStreams.wait
+    monkeypatch.setattr(
+        RecordingStreams,
+        "wait",
+        lambda self, stream, event: wait(self, stream, event) if which(stream) else None,
+    )
+
+
+@mutant("streams: a tensor that crosses and is not recorded", "streams", 15)
+def _(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RecordingStreams, "keep", lambda self, tensor, stream: None)
+
+
+@mutant("streams: what is handed to a lane is let go before it is used", "streams", 40)
+def _(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep = RecordingStreams.keep
+    monkeypatch.setattr(
+        RecordingStreams,
+        "keep",
+        lambda self, tensor, stream: keep(self, tensor, stream) if stream == 0 else None,
+    )
+
+
+@mutant("streams: a schedule that waits for values alone", "streams", 40)
+def _(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Careless(Dependences):
+        def edges(self, graph: Any) -> Any:
+            return tuple(e for e in super().edges(graph) if e.kind == "value")
+
+    monkeypatch.setattr(codegen_schedule, "Dependences", Careless)
 
 
 @pytest.mark.parametrize("planted", MUTANTS, ids=lambda m: m.name)
