@@ -18,6 +18,10 @@ Late = Literal["shadow", "inline"]
 Lanes = Literal["native", "thread", "inline"]
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {"late": get_args(Late), "lanes": get_args(Lanes)}
+_FLAGS = (
+    *("defer", "fuse", "hosted", "overlap", "accumulate", "streams", "compile", "cuda_graphs"),
+    "wrappers",
+)
 _COUNTS = {"groups": 0, "rollout_threads": 1, "update_threads": 1}  # field -> least value
 
 
@@ -104,10 +108,7 @@ class Decision:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise _malformed(name, f"a whole number, {least} or more", value)
-        for name in (
-            *("defer", "fuse", "hosted", "overlap", "accumulate", "streams", "compile", "cuda_graphs"),
-            "wrappers",
-        ):
+        for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise _malformed(name, "true or false", getattr(self, name))
 
