@@ -13,9 +13,11 @@ import torch.fx as fx
 from rose_compiler.ir import facts
 from rose_compiler.ir.block import make_block_function
 from rose_compiler.ir.facts import Context
-from rose_compiler.ir.program import is_item, op_of
+from rose_compiler.ir.program import is_call, is_item, op_of
 
 NO_GRAD = ("no_grad", "inference_mode")
+#: What a loss may put its terms into.
+CONTAINERS = ("builtins.list", "builtins.dict", "builtins.tuple")
 _LOSS = "_rose_loss"
 
 
@@ -78,6 +80,29 @@ def run_function(
         return made, *(get(n) for n in results)
 
     return run_all
+
+
+def lists_of(front: list[fx.Node]) -> set[fx.Node]:
+    """Lists that begin empty, or with what they are handed, in one of these operations: a loss that
+    nobody shares them with may fill them itself."""
+    return {n for n in front if _is_list(n)}
+
+
+def _is_list(node: fx.Node) -> bool:
+    spec = facts.get(node).spec
+    if not is_call(node) or op_of(node).kind != "block" or spec is None:
+        return False
+    statement = op_of(node).attributes.get("stmts", (None,))[-1]
+    literal = isinstance(getattr(statement, "value", None), ast.List)
+    return literal and spec.type_name == "builtins.list"
+
+
+def contains(node: fx.Node) -> bool:
+    """Whether a node makes a list or the like, or fills one: nobody but the loss may have it."""
+    spec = facts.get(node).spec
+    return op_of(node).signature.results == 0 or (
+        spec is not None and spec.type_name in CONTAINERS[:2]
+    )
 
 
 def modes_of(node: fx.Node) -> list[Context]:

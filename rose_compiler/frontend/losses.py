@@ -11,7 +11,16 @@ import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.frontend.graphs import is_tensor_item, names_of, why_varying
-from rose_compiler.frontend.loss_run import NO_GRAD, loss_of, modes_of, run_function, without_grad
+from rose_compiler.frontend.loss_run import (
+    CONTAINERS,
+    NO_GRAD,
+    contains,
+    lists_of,
+    loss_of,
+    modes_of,
+    run_function,
+    without_grad,
+)
 from rose_compiler.frontend.rebinding import writes_in_place
 from rose_compiler.frontend.record import Record
 from rose_compiler.frontend.trace import Traced, trace
@@ -57,6 +66,7 @@ class _Tracer:
         self.record = record
         self.deps = deps
         self.backward = backward
+        self.lists: set[fx.Node] = set()
 
     def loss(self) -> Loss | Blocker:
         """The graph of the loss, or why there is none."""
@@ -81,33 +91,37 @@ class _Tracer:
             if node is self.backward:
                 break
             front.append(node)
+        self.lists = lists_of(front)
         members: set[fx.Node] = set()
         ends = {_maker(a) for a in self.backward.all_input_nodes if has_graph(facts.get(a).spec)}
         wanted = set(ends)
         for node in reversed(front):
-            if node not in wanted:
+            if node not in wanted and not self._filled(node) & wanted:
                 continue
             if self._fits(node):
                 members.add(node)
                 wanted.update(_maker(a) for a in node.all_input_nodes)
-            elif has_graph(facts.get(node).spec):
+            elif has_graph(facts.get(node).spec) or node not in wanted:
                 return self._unfit(node)
         if not ends or not ends <= members:
             return _no("the loss is not computed in front of it by torch alone")
         for node in front:
             behind = any(_maker(a) in members for a in node.all_input_nodes)
-            if behind and node not in members and self._fits(node):
+            if behind and node not in members and self._fits(node) and not contains(node):
                 members.add(node)
         # a view that others use too stays a view; what differs from trip to trip by a number, or
         # not at all, stays outside
         while True:
-            left = [n for n in members if self._shared(n, members) or _outside(n, members)]
+            left = [n for n in members if self._shared(n, members) or self._outside(n, members)]
             if not left:
                 break
             members.difference_update(left)
         ordered = [n for n in front if n in members]
         if not ends <= members:
             return Blocker("may-alias", "the loss shares memory with what others use")
+        for made in self.lists & members:
+            if not set(made.users) <= members:
+                return _no(f"`{made.name}` is used by more than the loss")
         for node in ordered:
             for used in node.all_input_nodes:
                 inside = _maker(used) in members
@@ -124,19 +138,38 @@ class _Tracer:
         signature = op.signature
         if op.kind != "block" or signature.reads is None or signature.writes is None:
             return False
-        if any(w != RNG_TORCH for w in signature.writes) or "host" in signature.reads:
+        lists = op.attributes.get("items", ()) if self._filled(node) else ()
+        if any(w != RNG_TORCH and w not in lists for w in signature.writes):
+            return False
+        if "host" in signature.reads:
             return False
         if any(r.startswith("rng:") and r != RNG_TORCH for r in signature.reads):
             return False
         if any(c.kind not in NO_GRAD for c in modes_of(node)):
             return False
+        if signature.results == 0:
+            return bool(lists)
         spec = facts.get(node).spec
         if spec is None:
             return False
         results = spec.items if signature.results > 1 else (spec,)
         if without_grad(node):
             return all(s.kind == "tensor" for s in results)
-        return all(_is_torch(s) for s in results)
+        return all(_is_torch(s) or s.type_name in CONTAINERS for s in results)
+
+    def _filled(self, node: fx.Node) -> set[fx.Node]:
+        """The lists of the loss itself that an operation puts items into."""
+        if not self.lists or not _is_operation(node):
+            return set()
+        op = op_of(node)
+        given = dict(zip(op.signature.params, node.args, strict=False))
+        items = {given.get(name) for name in op.attributes.get("items", ())}
+        if not items <= self.lists:
+            return set()
+        return items  # type: ignore[return-value]  # nodes, as the lists are
+
+    def _outside(self, node: fx.Node, members: set[fx.Node]) -> bool:
+        return node not in self.lists and not self._filled(node) and _outside(node, members)
 
     def _unfit(self, node: fx.Node) -> Blocker:
         if (blocker := why_varying(node, self.record)) is not None:
@@ -198,6 +231,8 @@ class _Tracer:
             example = self.record.examples[node]
             for k, (argument, value) in enumerate(zip(node.args, example.args, strict=True)):
                 if not isinstance(argument, fx.Node):
+                    continue
+                if argument in members:
                     continue
                 if is_state(argument):
                     states[argument] = value

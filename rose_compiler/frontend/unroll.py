@@ -1,9 +1,10 @@
-"""Short loops between an observation and its action become straight statements.
+"""Short loops between an observation and its action, or in a loss, become straight statements.
 
 A policy that refines its action in a few steps (a denoising loop) stands as a loop between the
 simulator's observation and its next step. Its trips written out one behind the other, the passes
 see what each of them computes: they trace it, draw its random numbers whole, and let groups of the
-batch go through it apart. Program order, and so all that it means, stays.
+batch go through it apart. A loss that is added up in a few trips becomes one graph with the others.
+Program order, and so all that it means, stays.
 """
 
 from __future__ import annotations
@@ -15,10 +16,19 @@ import torch.fx as fx
 
 from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.frontend.record import Record
-from rose_compiler.ir import bodies
+from rose_compiler.ir import bodies, facts
 from rose_compiler.ir.deps import title
 from rose_compiler.ir.ops import BRANCH, LOOP
-from rose_compiler.ir.program import LoopView, Program, Value, is_call, is_item, op_of
+from rose_compiler.ir.program import (
+    LoopView,
+    Program,
+    Value,
+    is_call,
+    is_item,
+    is_structure,
+    op_of,
+)
+from rose_compiler.ir.recorded import has_graph
 from rose_compiler.ir.rewriter import Rewriter
 
 PASS = "unroll"
@@ -33,18 +43,61 @@ def unroll(program: Program, record: Record, log: RemarkLog) -> int:
     goes on to fit.
     """
     rewriter = Rewriter(program, log, PASS)
+    found = [(inner, "a step") for loop in program.loops() for inner in _between(loop)]
+    losses = [inner for graph in program.graphs() for inner in _in_losses(graph, record)]
+    known = {inner.node for inner, _ in found}
+    found += [(inner, "a backward") for inner in losses if inner.node not in known]
     done = 0
-    for loop in program.loops():
-        for inner in list(_between(loop)):
-            if (trips := _trips(inner, record)) is not None:
-                rewriter.applied(
-                    inner.node,
-                    f"{title(inner.node)} makes {trips} trips on the way to a step: they are "
-                    "written out",
-                )
-                _write_out(inner, rewriter, record)
-                done += 1
+    for inner, end in found:
+        if (trips := _trips(inner, record)) is not None:
+            rewriter.applied(
+                inner.node,
+                f"{title(inner.node)} makes {trips} trips on the way to {end}: they are written "
+                "out",
+            )
+            # a loss names its operations, and each stands for one call
+            _write_out(inner, rewriter, record, apart=end == "a backward")
+            done += 1
     return done
+
+
+def _in_losses(graph: fx.Graph, record: Record) -> Iterator[LoopView]:
+    """The loops of a body that make something with a graph for a ``backward`` in it, or put such
+    things into a list for one."""
+    ends = [
+        n
+        for n in graph.nodes
+        if is_call(n)
+        and op_of(n).kind == "block"
+        and "backward" in op_of(n).attributes.get("calls", ())
+    ]
+    if not ends:
+        return
+    wanted = _reached(ends, lambda n: n.all_input_nodes)
+    last = max(ends)
+    for node in graph.nodes:
+        if not is_call(node, LOOP) or node > last:
+            continue
+        view = LoopView(node)
+        makes = node in wanted and any(has_graph(facts.get(u).spec) for u in node.users)
+        if makes or _fills(view, wanted):
+            yield view
+
+
+def _fills(loop: LoopView, wanted: set[fx.Node]) -> bool:
+    """Whether a loop does nothing but put items into lists that are wanted."""
+    lists = {p for p, v in zip(loop.captured_params, loop.captured, strict=True) if v in wanted}
+    filling = False
+    for node in loop.graph.nodes:
+        op = op_of(node) if is_call(node) and not is_structure(node) else None
+        if op is None or op.signature.writes == ():
+            continue
+        items = op.attributes.get("items", ())
+        given = dict(zip(op.signature.params, node.args, strict=False))
+        if not items or any(given.get(i) not in lists for i in items):
+            return False
+        filling = True
+    return filling
 
 
 def _between(loop: LoopView) -> Iterator[LoopView]:
@@ -89,7 +142,7 @@ def _trips(loop: LoopView, record: Record) -> int | None:
     return trips if all(is_item(u) for u in loop.node.users) else None
 
 
-def _write_out(loop: LoopView, rewriter: Rewriter, record: Record) -> None:
+def _write_out(loop: LoopView, rewriter: Rewriter, record: Record, *, apart: bool) -> None:
     handed: list[Value] = list(loop.carried_init)
     outer = dict(zip(loop.captured_params, loop.captured, strict=True))
     for number in range(*loop.bounds):
@@ -99,11 +152,19 @@ def _write_out(loop: LoopView, rewriter: Rewriter, record: Record) -> None:
             if node.op == "call_function":
                 known[node] = rewriter.clone(node, known, before=loop.node)
                 _seen_alike(record, node, known[node])
+                if apart and is_call(node) and op_of(node).kind == "block":
+                    _named_anew(known[node], rewriter)
         handed = [known.get(v, v) if isinstance(v, fx.Node) else v for v in loop.carried_next]
     for picked in list(loop.node.users):
         rewriter.replace(picked, handed[picked.args[1]])  # type: ignore[index]
         rewriter.erase(picked)
     rewriter.erase(loop.node)
+
+
+def _named_anew(node: fx.Node, rewriter: Rewriter) -> None:
+    op = op_of(node)
+    name = rewriter.program.ops.fresh(op.name)
+    rewriter.retarget(node, op.with_signature(name=name), *node.args)
 
 
 def _seen_alike(record: Record, node: fx.Node, copy: fx.Node) -> None:

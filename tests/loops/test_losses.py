@@ -26,6 +26,7 @@ FUSED = {
     "PPO, a script": 1,
     "PPO with curiosity": 1,
     "PPO, methods of a trainer": 1,
+    "GRPO with a reference model": 1,
     "TD3": 2,
     "prioritized replay": 1,
     "a simulator's own buffers": 1,
