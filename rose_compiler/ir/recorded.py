@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch.fx as fx
 
@@ -22,6 +22,9 @@ from rose_compiler.ir.ops import BRANCH, LOOP
 from rose_compiler.ir.program import BranchView, LoopView, is_call, is_item, op_of
 from rose_compiler.ir.scope import nodes_in, root_of
 from rose_compiler.ir.summary import Summary
+
+if TYPE_CHECKING:
+    from rose_compiler.ir.edges import Edge
 
 
 def has_graph(spec: Spec | None) -> bool:
@@ -37,6 +40,35 @@ def records(node: fx.Node) -> bool:
         return any(records(n) for graph in _bodies(node) for n in graph.nodes)
     told = op_of(node).signature.records
     return bool(told) or (told is None and has_graph(facts.get(node).spec))
+
+
+def goes_back(node: fx.Node) -> bool:
+    """Whether an operation, or one in its bodies, goes back through a graph."""
+    if not is_call(node):
+        return False
+    if is_call(node, LOOP) or is_call(node, BRANCH):
+        return any(goes_back(n) for graph in _bodies(node) for n in graph.nodes)
+    return op_of(node).kind == "loss" or "backward" in op_of(node).attributes.get("calls", ())
+
+
+def same_graph(node: fx.Node, edges: Iterable[Edge]) -> Iterator[fx.Node]:
+    """What has to run on the thread of an operation that records, since it records with the same
+    tensors, goes on from what that one has recorded, or goes back through it."""
+    for edge in edges:
+        ends = picked_from(edge.src), picked_from(edge.dst)
+        if edge.kind not in ("record", "value") or node not in ends or ends[0] is ends[1]:
+            continue
+        other = ends[0] if ends[1] is node else ends[1]
+        given = other.op == "placeholder" and has_graph(facts.get(other).spec)
+        if records(other) or goes_back(other) or given:
+            yield other
+
+
+def picked_from(node: fx.Node) -> fx.Node:
+    """The operation that a value is picked from, or the value itself."""
+    while is_item(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
 
 
 class Order(NamedTuple):
@@ -55,6 +87,8 @@ class Recorded:
     def __init__(self, scope: Summary) -> None:
         self.scope = scope
         self._uses: dict[fx.Node, dict[str, fx.Graph | None]] = {}
+        self._plainly: dict[fx.Node, bool] = {}
+        self._written: dict[str, list[fx.Node]] | None = None
 
     def orders(self, graph: fx.Graph, nodes: Sequence[fx.Node]) -> Iterator[Order]:
         """What holds between a body's nodes, given in program order; the rest follows from it."""
@@ -121,12 +155,49 @@ class Recorded:
                 if state := self.scope.state(value):
                     yield state + below, None
                     continue
+                definers = self.scope.definers(value)
+                if self._graphless(value, definers):
+                    continue
                 for alias in self.scope.aliases(value):
                     yield alias, None
-                definers = self.scope.definers(value)
                 once = definers == (self._maker(value),)
                 for definer in definers:
                     yield f"%{definer.name}", definer.graph if once else None
+
+    def _graphless(self, value: fx.Node, definers: tuple[fx.Node, ...]) -> bool:
+        """Whether nothing that makes a value, or writes into its memory, ever records: whoever
+        records with it adds nothing up for it, such as what was collected of a rollout."""
+        if self.scope.aliases(value) or not definers or not self._plain(value):
+            return False
+        return all(map(self._made_plain, definers))
+
+    def _made_plain(self, definer: fx.Node) -> bool:
+        if definer not in self._plainly:
+            writers = [definer, *self._writers(f"%{definer.name}")]
+            ok = self._visible() and self._plain(definer)
+            self._plainly[definer] = ok and all(map(_never_records, writers))
+        return self._plainly[definer]
+
+    @staticmethod
+    def _plain(node: fx.Node) -> bool:
+        spec = facts.get(node).spec
+        return spec is not None and not has_graph(spec)
+
+    def _writers(self, name: str) -> list[fx.Node]:
+        """The operations that may write the memory of this name."""
+        if self._written is None:
+            self._written = {}
+            for node in self.scope.program.nodes():
+                if is_call(node) and not (is_call(node, LOOP) or is_call(node, BRANCH)):
+                    for effect in self.scope.effects(node):
+                        if effect.write:
+                            self._written.setdefault(root_of(effect.state), []).append(node)
+        return [*self._written.get(root_of(name), ()), *self._written.get(EVERYTHING, ())]
+
+    def _visible(self) -> bool:
+        """Whether no statement of the program asks for gradients of a tensor."""
+        ops = [op_of(n) for n in self.scope.program.nodes() if is_call(n)]
+        return not any("requires_grad" in text for op in ops for text in op.source)
 
     def _maker(self, value: fx.Node) -> fx.Node | None:
         """The operation that a value is a result of, unless a loop or a branch hands it on."""
@@ -137,6 +208,15 @@ class Recorded:
                 return None
             found = self.scope.resolve(source)
         return found if isinstance(found, fx.Node) else None
+
+
+def _never_records(node: fx.Node) -> bool:
+    """Whether an operation whose statements are known records nothing."""
+    if not is_call(node) or is_call(node, LOOP) or is_call(node, BRANCH):
+        return False
+    op = op_of(node)
+    known = op.kind in ("block", "graph", "step", "builtin") and op.signature.writes is not None
+    return known and op.signature.records == () and not op.attributes.get("hosted")
 
 
 def _neighbours(chain: list[int], others: list[int]) -> Iterator[tuple[int, int]]:

@@ -17,7 +17,7 @@ from rose_compiler.ir import bodies, facts, program
 from rose_compiler.ir.edges import Edge, takes_part
 from rose_compiler.ir.ops import BRANCH, LOOP, SHARD
 from rose_compiler.ir.program import is_call, is_item
-from rose_compiler.ir.recorded import records
+from rose_compiler.ir.recorded import records, same_graph
 from rose_compiler.ir.scope import nodes_in
 from rose_compiler.ir.verify_rules import Body, Fault, Rule, Subject
 
@@ -72,8 +72,11 @@ def _lanes(subject: Subject) -> Iterator[Fault]:
                 yield Fault(f"the lane of {node}", node, expected, slot.lane)
             elif match["kind"] == "host" and is_call(node, BRANCH):
                 continue  # it is left with calls of a component under way
-            elif records(node):
+            elif records(node) and match["kind"] != "thread":
                 yield Fault(f"{node} records gradients on a lane", node, "no lane", slot.lane)
+            elif records(node) and (other := _torn(subject, node, slot.lane)) is not None:
+                what = f"{node} records gradients on a lane, and {other} with it somewhere else"
+                yield Fault(what, node, "one lane for both", slot.lane)
             elif match["kind"] == "thread" and (is_call(node, LOOP) or is_call(node, BRANCH)):
                 yield from _aside(node, slot.lane)
             elif program.is_structure(node) or _free(node):
@@ -83,6 +86,15 @@ def _lanes(subject: Subject) -> Iterator[Fault]:
                 yield Fault(what, node, "no lane, or another kind", slot.lane)
             elif match["kind"] == "shard":
                 yield from _shard_lane(subject, node, match["name"])
+
+
+def _torn(subject: Subject, node: fx.Node, lane: str) -> fx.Node | None:
+    """What shares a graph of gradients with an operation, and runs on another thread."""
+    for other in same_graph(node, subject.deps.edges(node.graph)):
+        slot = facts.get(other).slot
+        if slot is None or slot.lane != lane:
+            return other
+    return None
 
 
 def _aside(node: fx.Node, lane: str) -> Iterator[Fault]:

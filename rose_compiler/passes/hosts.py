@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import filterfalse
 from typing import ClassVar
@@ -127,18 +127,27 @@ def component(call: fx.Node, deps: Dependences) -> str:
 
 
 def in_order(
-    nodes: Sequence[fx.Node], edges: Sequence[Edge], calls: Sequence[fx.Node]
+    nodes: Sequence[fx.Node],
+    edges: Sequence[Edge],
+    calls: Sequence[fx.Node],
+    lanes: Mapping[fx.Node, str] | None = None,
 ) -> tuple[fx.Node, ...]:
     """Calls as early as what they need allows, what needs their results as late: first all that
-    needs no call, then what needs one, and so on; in program order otherwise."""
+    needs no call, then what needs one, and so on; in program order otherwise. A call waits for none
+    on its own lane, where that is told."""
     before: dict[fx.Node, list[fx.Node]] = {n: [] for n in nodes}
     for edge in edges:
         if edge.least == 0 and edge.src is not edge.dst:
             before[edge.dst].append(edge.src)
     slow = {n for n in calls if not at_once(n)}
+    on = lanes or {}
+
+    def waits(node: fx.Node, first: fx.Node) -> bool:
+        return first in slow and (node not in on or on[node] != on.get(first))
+
     level: dict[fx.Node, int] = {}
     for node in nodes:  # program order: what a node needs stands in front of it
-        level[node] = max((level[n] + (n in slow) for n in before[node]), default=0)
+        level[node] = max((level[n] + waits(node, n) for n in before[node]), default=0)
     rank = {n: k for k, n in enumerate(nodes)}
     order: dict[fx.Node, None] = {}
 

@@ -10,6 +10,7 @@ may write what it reads or read what it writes, in the next trip at the latest.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -38,6 +39,7 @@ from rose_compiler.passes.hosts import in_order
 from rose_compiler.passes.late import write_slots
 from rose_compiler.passes.modulo import Modulo
 from rose_compiler.passes.place import TRAINING
+from rose_compiler.passes.trainers import apart
 
 #: Kinds of calls that take long enough to be worth a hand-over.
 WORK = frozenset({"module", "step", "reset", "log", "component", "scan"})
@@ -92,7 +94,7 @@ class Overlap(Pass):
             within = tuple(e for e in edges if e.src in placed and e.dst in placed)
             modulo = Modulo(order, {n: placed[n].stage for n in order}, within)
         else:
-            order = in_order(nodes, edges, [n for n in nodes if n in wanted])
+            order = in_order(nodes, edges, [n for n in nodes if n in wanted], wanted)
             modulo = Modulo(order, dict.fromkeys(nodes, 0), edges)
         alone = drains(owner, graph, deps)
         lanes: dict[fx.Node, str] = {}
@@ -183,6 +185,13 @@ def find(owner: fx.Node | None, graph: fx.Graph, deps: Dependences) -> Found:
     for group in _groups([*taken, *below], edges):
         lane = _lane(max((n for n in nodes if n in group), key=_weight), found.lanes)
         found.lanes.update({n: lane for n in nodes if n in group})
+    whole = functools.partial(why_not, deps=deps, whole=True)
+    free = [n for n in nodes if n not in found.lanes]
+    others, missed = apart(free, train, edges, deps, whole)
+    found.missed.update(missed)
+    for part in others:
+        lane = _lane(max(part, key=lambda n: (records(n), _weight(n))), found.lanes)
+        found.lanes.update(dict.fromkeys(part, lane))
     found.lanes.update(_parallel(nodes, train, found.lanes, edges, deps))
     return found
 
@@ -220,10 +229,11 @@ def is_heavy(node: fx.Node) -> bool:
     return bool(kinds(node) & (WORK | TRAINING)) or HOST in (writes or ())
 
 
-def why_not(node: fx.Node, deps: Dependences) -> Blocker | None:
-    """Why an operation can't run on a thread of its own, or None."""
+def why_not(node: fx.Node, deps: Dependences, *, whole: bool = False) -> Blocker | None:
+    """Why an operation can't run on a thread of its own, or None; ``whole``: together with all that
+    its graph of gradients has to do with."""
     where = (at,) if (at := place(node)) else ()
-    if records(node):
+    if records(node) and not whole:
         return Blocker(
             "grad-graph",
             f"{title(node)} records gradients, and of a graph made on two threads backward adds "

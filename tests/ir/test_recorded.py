@@ -123,3 +123,67 @@ def test_nothing_that_records_runs_on_a_lane() -> None:
     scheduled.stage = "scheduled"
     with pytest.raises(VerifyError, match="records gradients on a lane"):
         verify(scheduled)
+
+
+COLLECTED = """
+@op(reads=[], writes=[], records=[])
+def zeros(): ...
+
+@op(reads=[], writes=["seen[t]"], results=0, records=[])
+def store(seen, t, x):
+    # seen[t] = x
+    ...
+
+@op(reads=["w"], writes=[], records=["seen", "w"])
+def policy(seen, w): ...
+
+@op(reads=["v"], writes=[], records=["seen", "v"])
+def model(seen, v): ...
+
+def program(x, *, w, v):
+    seen = zeros()
+    for t in rollout(0, 4, 1):
+        store(seen, t, x)
+        yield ()
+    a = policy(seen, w)
+    b = model(seen, v)
+    return a, b
+"""
+
+
+def collected(text: str = COLLECTED, spec: Spec | None = None) -> str | None:
+    program = parse(text)
+    facts.put(node(program, "zeros"), spec=spec or Spec("tensor", dtype="float32", shape=(4,)))
+    return held(program, "policy", "model")
+
+
+def test_what_no_operation_records_into_orders_nobody() -> None:
+    assert collected() is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        # a write that records, one that nothing is known of, and by code that is not there
+        ("results=0, records=[]", 'results=0, records=["x"]'),
+        ("results=0, records=[]", "results=0"),
+        ('@op(reads=[], writes=["seen[t]"]', '@op(kind="component", reads=[], writes=["seen[t]"]'),
+        ('@op(reads=[], writes=["seen[t]"], results=0, records=[])', "@op(results=0)"),
+        ("# seen[t] = x", "# seen.requires_grad_()"),
+        # memory that a state may lie in
+        ("seen = zeros()", 'seen = zeros() @ facts(alias=["w"])'),
+    ],
+)
+def test_what_may_get_a_graph_orders_those_that_record(old: str, new: str) -> None:
+    assert old in COLLECTED
+    text = COLLECTED.replace(old, new)
+    assert collected(text) is not None
+
+
+def test_a_value_with_a_graph_orders_those_that_record() -> None:
+    assert collected(spec=Spec("tensor", dtype="float32", requires_grad=True)) is not None
+    program = parse(COLLECTED)  # of no known type
+    assert held(program, "policy", "model") is not None
+    # memory of the caller's
+    text = COLLECTED.replace("    seen = zeros()\n", "").replace("program(x,", "program(x, seen,")
+    assert held(parse(text), "policy", "model") is not None

@@ -183,6 +183,20 @@ def test_a_curiosity_reward_is_computed_while_the_simulator_steps() -> None:
     second.close()
 
 
+def test_a_curiosity_model_is_trained_beside_the_policy() -> None:
+    lines, start = inspect.getsourcelines(aside.curious)
+    (wrong,) = [start + k for k, line in enumerate(lines) if "wrong = " in line]
+    with both(aside.curious) as (made, _):
+        applied = made._schedule().history.remarks.applied()
+        assert wrong in {w.line for r in applied if r.pass_name == "overlap" for w in r.where}
+        lines = [line.split("#")[0].strip() for line in made.source.splitlines()]
+        begun = [k for k, line in enumerate(lines) if f"thread_line{wrong}.submit(" in line]
+        ended = [k for k, line in enumerate(lines) if line.endswith("_task.wait()")]
+        (policy,) = [k for k, line in enumerate(lines) if line.startswith("total = curious_")]
+        assert len(begun) == len(ended) == 4
+        assert max(begun) < policy < min(ended)
+
+
 class Restarting(Training):
     """Waits in the first reset of a vector, on another thread, until a parameter is changed."""
 
@@ -242,5 +256,6 @@ def test_the_page_tells_what_overlaps() -> None:
         "logs and prints",
         "log-probabilities of a reference behind a rollout",
         "the same, and a curiosity reward, on each step of a rollout",
+        "the update of a second model (curiosity), with an optimizer of its own",
         "the reset that begins the next iteration, or its evaluation",
     ]
