@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import signal
 import time
 import warnings
@@ -14,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rose_compiler.testing.faults import LIMIT, Outcome, cases, inject
+from rose_compiler.testing.faults import LIMIT, Outcome, cases, ending, inject
 from rose_compiler.testing.fuzz import KINDS, fuzz
 
 #: Seconds after which a case hangs; then every thread's stack is shown, and the command ends.
@@ -73,9 +72,8 @@ def faults_command(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     found: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
     for fault, hosts, number in cases(count, seed):
-        faulthandler.dump_traceback_later(HANGS, exit=True, file=2)
-        found[fault.name, hosts].append(inject(fault, hosts, number))
-        faulthandler.cancel_dump_traceback_later()
+        with ending(HANGS):
+            found[fault.name, hosts].append(inject(fault, hosts, number))
     console.print(fault_table(found))
     every = [o for outcomes in found.values() for o in outcomes]
     wrong = [o for o in every if o.wrong]

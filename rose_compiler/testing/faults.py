@@ -10,6 +10,7 @@ and the next call has to work, or to name the state that is lost.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import random
 import signal
@@ -49,6 +50,7 @@ from rose_compiler.testing.robots import Judge, Robot
 LIMIT = 5.0
 #: Seconds that threads and processes get to come to their end.
 SETTLE = 5.0
+_TICK = 1.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -216,6 +218,31 @@ def _watching(limit: float) -> Iterator[_Watch]:
         watch.end()
         if main:
             signal.signal(signal.SIGCONT, before)
+
+
+@contextmanager
+def ending(seconds: float) -> Iterator[None]:
+    """Show all stacks and end this process where what is inside takes longer. Time in which the
+    process was stopped from outside does not count."""
+    over = threading.Event()
+
+    def watch() -> None:
+        awake, last = 0.0, time.monotonic()
+        while awake < seconds:
+            if over.wait(_TICK):
+                return
+            now = time.monotonic()
+            awake, last = awake + min(now - last, 2 * _TICK), now
+        faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
+        os._exit(1)
+
+    thread = threading.Thread(target=watch, name="hangs", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _again(fault: Fault, scene: Scene, call: Callable[[], Any]) -> str:
