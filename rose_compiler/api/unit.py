@@ -26,7 +26,7 @@ from rose_compiler.api.worlds import World
 from rose_compiler.api.wrappers import with_wrappers
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
-from rose_compiler.base.remarks import Blocker, RemarkLog
+from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.ir import interp
 from rose_compiler.ir.program import Program
 from rose_compiler.passes.next_reset import resetting
@@ -77,6 +77,10 @@ class Unit(Building):
             component.rose_boundary()
         # what may change from one trip of the user's loop to the next is no guard's to see
         known = self.recorded and self.watch.settled
+        if known and (changed := self.watch.renumbered(states)) is not None:
+            known = False
+            why = f"captured anew: {changed}"
+            self.log.add(Remark("note", "guards", (), "re-captured", why))
         if not known or (eager is None and self.watches(values)):
             return self._watched(values, states)
         result = self._scheduled(values, states, runtime, eager)

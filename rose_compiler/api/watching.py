@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -36,6 +37,8 @@ from rose_compiler.ir.verify import verify
 #: How often a program is looked at anew because a part of it ran for the first time, or was handed
 #: values of other types.
 MAX_LOOKS = 8
+#: Changes of numbers that graphs hold after which none that changes is given a second chance.
+OFTEN = 3
 
 
 class Watch:
@@ -63,6 +66,8 @@ class Watch:
         self._looks = 0
         self._traceable: Record | None = None
         self._losses: dict[str, Loss | Blocker] | None = None
+        self.unsteady: set[str] = set()  # numbers that no graph may hold
+        self._renumbered: Counter[str] = Counter()
 
     @property
     def losses(self) -> dict[str, Loss | Blocker]:
@@ -73,6 +78,18 @@ class Watch:
                 return {}
             self._losses = trace_losses(self.program, self._traceable)
         return self._losses
+
+    def renumbered(self, states: Mapping[str, Any]) -> str | None:
+        """What a graph holds that is another number now, in words. The program is to be watched
+        again then; a number that has changed before is held by no graph any more."""
+        numbers = () if self._traceable is None else self._traceable.numbers
+        changed = {n.where: told for n in numbers if (told := n.changed(states)) is not None}
+        if not changed:
+            return None
+        self._renumbered.update(list(changed))
+        often = self._renumbered.total() > OFTEN
+        self.unsteady |= {w for w in changed if often or self._renumbered[w] > 1}
+        return next(iter(changed.values()))
 
     def knows(self, values: Mapping[str, Any]) -> bool:
         """Whether values of these types were seen: effects hang on them."""
@@ -164,6 +181,7 @@ class Watch:
         self.examples = _examples(moved)
         self._losses = None
         self._traceable = moved
+        moved.unsteady = frozenset(self.unsteady)
         trace_runs(program, moved, log)
         annotate(program, moved)
         record.release()

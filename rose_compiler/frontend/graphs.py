@@ -14,6 +14,7 @@ from rose_compiler.base.errors import SourceLocation
 from rose_compiler.base.remarks import Blocker, RemarkLog
 from rose_compiler.frontend import makes
 from rose_compiler.frontend.module_modes import as_recorded, stays
+from rose_compiler.frontend.numbers import numbers_read
 from rose_compiler.frontend.record import Record
 from rose_compiler.frontend.trace import Traced, trace
 from rose_compiler.ir import facts
@@ -149,12 +150,14 @@ def find_runs(
         context = facts.get(node).context
     if current:
         runs.append(Run(current))
-    return [
-        r
-        for r in runs
-        if len(r.nodes) >= WORTH
-        or any("module" in op_of(n).attributes.get("calls", ()) for n in r.nodes)
-    ]
+    return [r for r in runs if worth(r.nodes)]
+
+
+def worth(nodes: Sequence[fx.Node]) -> bool:
+    """Whether so many statements, or a call of a module among them, are worth a graph."""
+    if len(nodes) >= WORTH:
+        return True
+    return any("module" in op_of(n).attributes.get("calls", ()) for n in nodes)
 
 
 def traceable(node: fx.Node, record: Record, *, varying: bool = False) -> bool:
@@ -191,6 +194,13 @@ def make_graph(program: Program, run: Run, record: Record, log: RemarkLog) -> in
         blocker = _replace(program, Run(shortened), record, rewriter)
         if blocker is None:
             return 1
+        if isinstance(blocker, Unsteady) and len(shortened) > 1:
+            half = len(shortened) // 2
+            parts = shortened[:half], shortened[half:]
+            made = [make_graph(program, Run(p), record, log) for p in parts if worth(p)]
+            if not any(made):
+                rewriter.missed(shortened[0], blocker)
+            return sum(made)
         if blocker.code != "not-traceable" or len(shortened) == 1:
             rewriter.missed(shortened[0], blocker)
             return 0
@@ -236,7 +246,31 @@ def _replace(program: Program, run: Run, record: Record, rewriter: Rewriter) -> 
         )
     if isinstance(traced, Blocker):
         return traced
+    if (unsteady := hold_numbers(program, traced, list(states.values()), record)) is not None:
+        return unsteady
     _install(program, run, inputs, outputs, traced, rewriter)
+    return None
+
+
+@dataclass(frozen=True)
+class Unsteady(Blocker):
+    """A graph would hold a number that changes; a graph of fewer statements may not."""
+
+
+def hold_numbers(
+    program: Program, traced: Traced, roots: list[Any], record: Record
+) -> Blocker | None:
+    """Take note of the numbers that a graph holds; why it may not hold one of them."""
+    numbers = numbers_read(traced.mentions, roots, record.names)
+    if not numbers:
+        return None
+    deps = Dependences(program)
+    written = {s for graph in program.graphs() for s in _written(graph, deps)}
+    for each in numbers:
+        unsteady = each.where in record.unsteady
+        if unsteady or any(related(each.state, w) for w in written):
+            return Unsteady("not-traceable", f"it may read `{each.where}`, which changes")
+    record.numbers.extend(numbers)
     return None
 
 

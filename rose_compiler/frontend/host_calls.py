@@ -15,12 +15,18 @@ import torch
 
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.frontend.known import effects_of_callable
+from rose_compiler.frontend.numbers import Mentions
 from rose_compiler.ir.effects import GLOBAL_STATES
 
 _LIBRARY = tuple(
     os.path.dirname(str(m.__file__)) + os.sep for m in (torch, np) if m.__file__ is not None
 )
 _HERE = os.path.dirname(__file__) + os.sep
+#: parts of this package that traced code runs through and that hold no numbers of the user's
+_AROUND = tuple(
+    os.path.join(os.path.dirname(os.path.dirname(__file__)), part) + os.sep
+    for part in ("api", "base", "frontend", "ir", "runtime")
+)
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 #: modules of C code that reaches outside the process, or to other threads
 _OUTSIDE = ("_io", "io", "posix", "nt", "_socket", "_queue", "_posixsubprocess", "mmap")
@@ -46,6 +52,7 @@ class HostCalls:
 
     def __init__(self) -> None:
         self.blocker: Blocker | None = None
+        self.mentions = Mentions()
 
     def __enter__(self) -> HostCalls:
         self._outer = sys.getprofile()
@@ -64,6 +71,9 @@ class HostCalls:
         if self.blocker is not None:
             return
         if event == "call":
+            file = frame.f_code.co_filename
+            if _is_own_code(file) and not file.startswith(_AROUND):
+                self.mentions.add(frame)
             caller = frame.f_back
             module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
             if module in _OUTSIDE_PYTHON and caller and _is_own_code(caller.f_code.co_filename):

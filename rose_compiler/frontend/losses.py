@@ -10,7 +10,7 @@ import torch
 import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
-from rose_compiler.frontend.graphs import is_tensor_item, names_of, why_varying
+from rose_compiler.frontend.graphs import hold_numbers, is_tensor_item, names_of, why_varying
 from rose_compiler.frontend.loss_run import (
     CONTAINERS,
     NO_GRAD,
@@ -248,6 +248,9 @@ class _Tracer:
             )
         if isinstance(traced, Blocker):
             return traced
+        unsteady = hold_numbers(self.program, traced, list(states.values()), self.record)
+        if unsteady is not None:
+            return unsteady
         return self._made(run, traced, list(inputs.values()), results)
 
     def _results(self, run: list[fx.Node]) -> list[fx.Node]:

@@ -18,6 +18,7 @@ from rose_compiler.frontend.groups import Groups
 from rose_compiler.frontend.known import graph_leaves
 from rose_compiler.frontend.module_modes import Flag, flags
 from rose_compiler.frontend.names import StateNames, array_range, tensor_range
+from rose_compiler.frontend.numbers import Number
 from rose_compiler.ir import facts
 from rose_compiler.ir.effects import ITEMS, OUTSIDE
 from rose_compiler.ir.facts import Spec
@@ -49,7 +50,8 @@ class Record:
     own. ``recorded`` has the nodes that recorded an autograd graph, and whether a result may
     lead there; ``types`` has every combination of argument types that was seen, ``leaves`` and
     ``saved`` the states whose gradients a ``backward`` wrote and whose memory its graph had kept,
-    ``makes`` every combination of dtypes, devices and trailing sizes of arguments.
+    ``makes`` every combination of dtypes, devices and trailing sizes of arguments. ``numbers`` are
+    those that graphs hold, and ``unsteady`` says which of them no graph may.
     """
 
     names: StateNames
@@ -61,6 +63,8 @@ class Record:
     leaves: dict[fx.Node, dict[str, None]] = field(default_factory=dict)
     saved: dict[fx.Node, dict[str, None]] = field(default_factory=dict)
     makes: dict[fx.Node, dict[tuple[Any, ...], None]] = field(default_factory=dict)
+    numbers: list[Number] = field(default_factory=list)
+    unsteady: frozenset[str] = frozenset()
 
     def varies(self, node: fx.Node) -> bool:
         """Whether an argument had another dtype, device or number of axes on another trip: what

@@ -15,7 +15,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -27,6 +27,7 @@ from rose_compiler.base.remarks import Blocker
 from rose_compiler.frontend.audit import Blocked, storage_key
 from rose_compiler.frontend.crosscheck import crosscheck, generator_states, set_generator_states
 from rose_compiler.frontend.host_calls import Attributes, HostCalls
+from rose_compiler.frontend.numbers import Mentions
 from rose_compiler.frontend.record import spec_of
 from rose_compiler.frontend.recorder import Recorder
 from rose_compiler.ir import facts
@@ -47,6 +48,7 @@ class Traced:
     are their types and ``output_aliases`` the placeholders they may share memory with. ``draws``
     and ``checks`` name the nodes that draw random numbers and that may raise for values. A graph
     that is not ``pure`` writes tensors it has made itself, so its nodes keep their order.
+    ``mentions`` is what the code that ran reads from Python objects.
     Call ``gm.forward(...)``: calling the module itself costs 2 µs more.
     """
 
@@ -60,6 +62,7 @@ class Traced:
     checks: tuple[str, ...]
     pure: bool
     contexts: tuple[Context, ...] = ()
+    mentions: Mentions = field(default_factory=Mentions)
 
     @property
     def lifted(self) -> dict[str, str]:
@@ -152,7 +155,7 @@ def _record(
             return Blocker("not-traceable", "it draws from numpy's or Python's generator")
     recorder.graph.output(outputs)
     _drop_dead(recorder)
-    return _finish(recorder, inputs, result, contexts)
+    return replace(_finish(recorder, inputs, result, contexts), mentions=host.mentions)
 
 
 class Inputs:
