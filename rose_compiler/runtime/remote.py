@@ -10,7 +10,9 @@ from time import perf_counter
 from typing import Any
 
 from rose_compiler.base import phases
+from rose_compiler.base.errors import HostTimeout
 from rose_compiler.base.profile import Span
+from rose_compiler.runtime.hosts.host import within
 from rose_compiler.runtime.hosts.pending import Pending, begin
 from rose_compiler.runtime.lanes import Task, ThreadLane, late, whole_step
 
@@ -197,6 +199,22 @@ class RemoteTask(Task):
         raise NotImplementedError
 
 
+def _settled(lane: HostLane | ComponentLane, grace: float | None) -> bool:
+    """Take in the calls under way of a lane, all together in this many seconds. A call that takes
+    longer has not failed: nobody waits for it any more."""
+    lane.until = until = _until(grace)
+    rests = True
+    try:
+        for task in tuple(lane._running):
+            task.receive(_left(until))
+            if until is not None and isinstance(task.error, HostTimeout):
+                lane.failed.remove(task)
+                rests = False
+    finally:
+        lane.until = None
+    return rests
+
+
 class HostLane:
     """A component in a host (:mod:`rose_compiler.runtime.hosts`): tasks call its methods by name.
 
@@ -210,6 +228,7 @@ class HostLane:
         self.failed: list[Task] = []
         self.skipped: list[Task] = []
         self.spans: list[Span] | None = None
+        self.until: float | None = None  # while it settles
         self._running: list[HostTask] = []
 
     def submit(self, site: int, fn: Any, *args: Any) -> Task:
@@ -227,10 +246,7 @@ class HostLane:
         return bool(self._running)
 
     def settle(self, grace: float | None) -> bool:
-        until = _until(grace)
-        for task in tuple(self._running):
-            task.receive(_left(until))
-        return True
+        return _settled(self, grace)
 
     def close(self) -> None:
         self.settle(self.timeout)
@@ -249,6 +265,7 @@ class ComponentLane:
         self.failed: list[Task] = []
         self.skipped: list[Task] = []
         self.spans: list[Span] | None = None
+        self.until: float | None = None  # while it settles
         self._running: list[ComponentTask] = []
 
     def submit(self, site: int, fn: Callable[..., Any], *args: Any) -> Task:
@@ -277,10 +294,7 @@ class ComponentLane:
         return bool(self._running)
 
     def settle(self, grace: float | None) -> bool:
-        until = _until(grace)
-        for task in tuple(self._running):
-            task.receive(_left(until))
-        return True
+        return _settled(self, grace)
 
     def close(self) -> None:
         self.settle(self.timeout)
@@ -299,7 +313,8 @@ class ComponentTask(RemoteTask):
         lane, pending = self.lane, self.pending
         assert isinstance(lane, ComponentLane)
         assert pending is not None
-        pending.collect(timeout)
+        with pending.within(_left(lane.until)):
+            pending.collect(timeout)
         self.value, self.error, self.done = pending.value, pending.error, True
         if self.error is not None:
             lane.failed.append(self)
@@ -333,7 +348,8 @@ class HostTask(RemoteTask):
         lane = self.lane
         assert isinstance(lane, HostLane)
         try:
-            self.value = lane.host.wait(self.ticket, timeout)
+            with within(lane.host, _left(lane.until)):
+                self.value = lane.host.wait(self.ticket, timeout)
         except Exception as error:
             self.error = error
             lane.failed.append(self)

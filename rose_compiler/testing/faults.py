@@ -233,7 +233,7 @@ def ending(seconds: float) -> Iterator[None]:
                 return
             now = time.monotonic()
             awake, last = awake + min(now - last, 2 * _TICK), now
-        faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
+        faulthandler.dump_traceback(2)  # all threads
         os._exit(1)
 
     thread = threading.Thread(target=watch, name="hangs", daemon=True)

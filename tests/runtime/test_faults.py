@@ -307,6 +307,8 @@ def test_calls_that_hang_have_one_grace_together(
     monkeypatch.setattr(remote, "perf_counter", lambda: clock[0])
 
     class Call:
+        error = None
+
         def receive(self, timeout: float) -> None:
             clock[0] += timeout
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from rose_compiler.base.errors import RoseError, fail
@@ -41,11 +43,13 @@ class Host(Protocol):
     """A place with one component in it, which runs the component's methods in order.
 
     One thread at a time may use a host. ``timeout`` is the default limit of :meth:`wait` in
-    seconds; None waits for ever.
+    seconds; None waits for ever. ``until``, by ``time.monotonic``, ends every wait, that for the
+    component to be built included, whatever its own limit; None does not.
     """
 
     name: str
     timeout: float | None
+    until: float | None
 
     def ready(self) -> None:
         """Wait until the component is built; raises what building it raised."""
@@ -66,6 +70,29 @@ class Host(Protocol):
         """Run what was submitted, close the component if it has ``close``, end the host."""
 
 
+@contextmanager
+def within(host: Any, seconds: float | None) -> Iterator[None]:
+    """Let all waits of a host, or of a component in one, that begin inside the block end in so many
+    seconds together; None changes nothing, nor can it for a host without ``until``."""
+    if seconds is None or not hasattr(host, "until"):
+        yield
+        return
+    before, until = host.until, time.monotonic() + seconds
+    host.until = until if before is None else min(before, until)
+    try:
+        yield
+    finally:
+        host.until = before
+
+
+def bounded(limit: float | None, until: float | None) -> float | None:
+    """The seconds that a wait with a limit of its own may take."""
+    if until is None:
+        return limit
+    left = max(0.0, until - time.monotonic())
+    return left if limit is None else min(limit, left)
+
+
 def closed_error(name: str) -> RoseError:
     """The error of a call on a host that was closed."""
     return fail("fault-closed", f"the host {name!r} was closed and can't run anything any more")
@@ -82,6 +109,7 @@ class InlineHost:
     ) -> None:
         self.name = name
         self.timeout = timeout
+        self.until: float | None = None  # nothing is waited for
         self._target: Any = factory()
         self._count = 0
         self._closed = False

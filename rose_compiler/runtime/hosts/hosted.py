@@ -61,6 +61,7 @@ class Hosted:
         self._published: Published | None = None
         self._journal: Journal | None = None
         self._host: Any = None
+        self._until: float | None = None
         self._open()
 
     def _open(self) -> None:
@@ -69,6 +70,7 @@ class Hosted:
         self._places: list[Pending | None] = [None] * PLACES
         self._count = 0
         self._host = self._start()
+        self._host.until = self._until
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -198,6 +200,16 @@ class Hosted:
         for pending in self._places:
             if pending is not None:
                 pending.collect()
+
+    @property
+    def until(self) -> float | None:
+        """When every wait ends, by ``time.monotonic``, also in a host that takes over; None where
+        their own limits hold."""
+        return self._until
+
+    @until.setter
+    def until(self, until: float | None) -> None:
+        self._until = self._host.until = until
 
     # -- its end, and another process ------------------------------------------------------------
 

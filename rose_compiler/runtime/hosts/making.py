@@ -46,7 +46,8 @@ def hosted(
         cores: numbers of the cores that the process may use; None for the caller's.
         environment: variables added to the caller's before the process starts.
         timeout: seconds that an answer may take; the process is killed then. None: no limit.
-        start_timeout: seconds for starting the process and building the component.
+        start_timeout: seconds for starting the process and building the component, in a thread for
+            building it; a thread that takes longer can't be stopped and is left.
         stateless: the component keeps nothing from one call to the next but published parameters.
             Where its process dies, a new one takes over, and is asked again what was not answered.
         recover: the component has ``get_state`` and ``set_state``, and draws from no generator that
@@ -87,7 +88,14 @@ def hosted(
             start_timeout=start_timeout,
         )
     elif host == "thread":
-        start = partial(ThreadHost, build, name=name, timeout=timeout, torch_threads=threads)
+        start = partial(
+            ThreadHost,
+            build,
+            name=name,
+            timeout=timeout,
+            torch_threads=threads,
+            start_timeout=start_timeout,
+        )
     else:
         start = partial(InlineHost, build, name=name, timeout=timeout)
     made = Hosted(start, name, timeout, threads)

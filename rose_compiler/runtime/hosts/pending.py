@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from rose_compiler.base.errors import HostDied
 from rose_compiler.base.phases import Ended
-from rose_compiler.runtime.hosts.host import Ticket
+from rose_compiler.runtime.hosts.host import Ticket, within
 
 _state = threading.local()
 
@@ -67,6 +68,11 @@ class Pending:
         self.value, self.error = other.value, other.error
         self.times, self.phases = other.times, other.phases
         self.done, self.held = True, None
+
+    def within(self, seconds: float | None) -> AbstractContextManager[None]:
+        """Let all that its host waits for inside the block take so long and no longer: a component
+        that is still being built too, and one that is built anew."""
+        return within(self._hosted, seconds)
 
     def collect(self, timeout: float | None = None) -> None:
         """Take the answer in, a result or an exception, waiting for it."""

@@ -28,7 +28,7 @@ from rose_compiler.runtime.hosts.channel import (
     frame,
 )
 from rose_compiler.runtime.hosts.child import GRACE, Child, stop_all
-from rose_compiler.runtime.hosts.host import Ticket, closed_error
+from rose_compiler.runtime.hosts.host import Ticket, bounded, closed_error
 from rose_compiler.runtime.hosts.transport import dump_call, dump_factory, load_exception
 
 
@@ -64,6 +64,7 @@ class ProcessHost:
         self.name = name
         self.timeout = timeout
         self.start_timeout = start_timeout
+        self.until: float | None = None
         self._pending: deque[Ticket] = deque()
         self._frames = Frames()
         self._bare: dict[str, bytes] = {}
@@ -172,7 +173,8 @@ class ProcessHost:
 
     def _send(self, ticket: Ticket, data: bytes) -> None:
         rest = memoryview(data)
-        deadline = None if self.timeout is None else time.monotonic() + self.timeout
+        limit = bounded(self.timeout, self.until)
+        deadline = None if limit is None else time.monotonic() + limit
         while self._broken is None:
             try:
                 rest = rest[self._socket.send(rest) :]
@@ -192,9 +194,10 @@ class ProcessHost:
             if any(event & ~select.POLLOUT for _, event in events):
                 self._receive()
             elif not events:
-                self._expire(ticket, self.timeout)
+                self._expire(ticket, limit)
 
     def _pump(self, ticket: Ticket, limit: float | None) -> None:
+        limit = bounded(limit, self.until)
         deadline = None if limit is None else time.monotonic() + limit
         patience = None if limit is None else limit * 1000
         while not ticket.done:

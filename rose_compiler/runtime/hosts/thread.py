@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from rose_compiler.base.errors import fail
-from rose_compiler.runtime.hosts.host import Ticket, closed_error
+from rose_compiler.runtime.hosts.host import Ticket, bounded, closed_error
 
 
 class _GatedTicket(Ticket):
@@ -44,8 +44,9 @@ GRACE = 5.0
 class ThreadHost:
     """A component in a daemon thread, built there by ``factory``.
 
-    ``timeout``: default limit of :meth:`wait` in seconds, None for none. A thread can't be
-    stopped: after a time-out the host refuses further use and its call runs on unheard.
+    ``timeout``: default limit of :meth:`wait` in seconds, None for none; ``start_timeout``: limit
+    for building the component. A thread can't be stopped: after a time-out the host refuses further
+    use and its call, or its factory, runs on unheard.
 
     ``torch_threads``: thread count of torch inside this thread, if torch is loaded by the time
     the component has been built; other threads keep theirs. None leaves it alone.
@@ -58,9 +59,12 @@ class ThreadHost:
         name: str = "host",
         timeout: float | None = None,
         torch_threads: int | None = 1,
+        start_timeout: float | None = None,
     ) -> None:
         self.name = name
         self.timeout = timeout
+        self.start_timeout = start_timeout
+        self.until: float | None = None
         self._tasks: _Tasks = queue.SimpleQueue()
         self._count = 0
         self._broken: Callable[[], BaseException] | None = None
@@ -85,10 +89,15 @@ class ThreadHost:
     def ready(self) -> None:
         """Wait until the component is built.
 
-        Raises ``FactoryError`` if its factory raised; the exception is its cause.
+        Raises ``FactoryError`` if its factory raised; the exception is its cause. ``HostTimeout``
+        past ``start_timeout``.
         """
-        with self._start.gate:
-            pass
+        if self._broken is not None and not self._start.done:
+            raise self._broken()
+        limit = bounded(self.start_timeout, self.until)
+        if not self._start.gate.acquire(timeout=-1 if limit is None else limit):
+            self._expire(self._start, limit)
+        self._start.gate.release()
         if self._start.error is not None:
             self._factory_failed(self._start.error)
 
@@ -108,8 +117,8 @@ class ThreadHost:
         """
         if not ticket.done:
             assert isinstance(ticket, _GatedTicket)
-            limit = self.timeout if timeout is None else timeout
             self.ready()
+            limit = bounded(self.timeout if timeout is None else timeout, self.until)
             if not ticket.gate.acquire(timeout=-1 if limit is None else limit):
                 self._expire(ticket, limit)
         return ticket.result()
