@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rose_compiler.ir import losses
-from rose_compiler.passes import hosts, unswitch
+from rose_compiler.passes import fuse_losses, hosts, unswitch
 from rose_compiler.runtime import remote
 from rose_compiler.testing.fuzz import fuzz
 
@@ -53,6 +53,10 @@ def what_stands_in_front_of_a_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "conflicts", lambda *given: False)
 
 
+def who_goes_on_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuse_losses, "graph_leaving", lambda *given: None)
+
+
 @pytest.mark.parametrize(
     ("plant", "kind", "count", "seed"),
     [
@@ -62,6 +66,7 @@ def what_stands_in_front_of_a_backward(monkeypatch: pytest.MonkeyPatch) -> None:
         (work_that_others_wait_for, "updates", 20, 1),
         (a_condition_that_is_overwritten, "updates", 60, 3),
         (what_stands_in_front_of_a_backward, "losses", 30, 1),
+        (who_goes_on_recording, "losses", 8, 14),
     ],
     ids=lambda v: getattr(v, "__name__", str(v)),
 )
