@@ -6,10 +6,12 @@ No gymnasium, so that they run on a machine that has torch and nothing else.
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch
 from torch import nn
 
 import rose_compiler
+from rose_compiler.base.decision import Decision
 from rose_compiler.runtime.events import TorchStreams
 from rose_compiler.runtime.kernels import KernelTrace, busy_sms
 from rose_compiler.sim import TorchPendulum
@@ -191,6 +194,37 @@ def finish(policy: Any, optimizer: Any, buf: Any, cfg: Any, obs: Any) -> Any:
     return obs, loss.item()
 
 
+def on_streams(fn: Callable[..., Any], device: str, **options: Any) -> Any:
+    """A function compiled to the schedule whose work is on streams of its own; on a CPU as for a
+    device that is not there."""
+    backend = "auto" if device != "cpu" else "virtual:h200"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "decision.json"
+        Decision(streams=True).save(path)
+        return rose_compiler.compile(fn, tune=path, backend=backend, **options)
+
+
+class Sleeper:
+    """A component that keeps its stream waiting for so many cycles of the device."""
+
+    def __init__(self, cycles: int) -> None:
+        self.cycles = cycles
+
+    @rose_compiler.component(reads=["self"], writes=[])
+    def score(self, x: torch.Tensor) -> torch.Tensor:
+        """Twice ``x``."""
+        if x.is_cuda:
+            torch.cuda._sleep(self.cycles)
+        return x * 2
+
+
+def both(first: Sleeper, second: Sleeper, x: torch.Tensor) -> torch.Tensor:
+    """Two calls that do not need each other."""
+    a = first.score(x)
+    b = second.score(x)
+    return a + b
+
+
 def torch_compiled(policy: Any, *rest: Any) -> Any:
     """The iteration with both networks compiled by torch."""
     if not hasattr(policy.actor, "_orig_mod"):
@@ -213,10 +247,12 @@ def measure(
     """Each variant's median iteration, and the SMs' activity while it ran; all variants are live
     and take turns. ``names`` picks some. ``seconds`` bounds tuning, half of it measuring."""
     compiled = rose_compiler.compile(iteration, tune_budget=seconds)
+    streamed = on_streams(iteration, device)
     variants: dict[str, Callable[..., Any]] = {
         "as written": iteration,
         "torch.compile": torch_compiled,
-        "streams by hand": partial(by_hand, TorchStreams(device)),
+        "hand-written streams": partial(by_hand, TorchStreams(device)),
+        "compiled on streams": streamed,
         "compiled": compiled,
     }
     live = {n: Training(f, device, size) for n, f in variants.items() if not names or n in names}
@@ -236,6 +272,7 @@ def measure(
             taken[name].append(time.perf_counter() - started)
     found = {n: Measured(1e3 * statistics.median(taken[n]), busy(live[n].step)) for n in live}
     compiled.close()
+    streamed.close()
     return found
 
 

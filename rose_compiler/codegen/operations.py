@@ -168,6 +168,8 @@ class Operations(Emitter):
         else:
             arguments = printer.arguments(node.args, {}, refs)
             function = self.function(op, node, refs)
+            if op.attributes.get("inductor") and action.lane.startswith("stream:"):
+                function = f"rt.graph, {function}"  # the coordinator runs it, as it would here
             text = f"{lane}.submit({site}, {function}{', ' if arguments else ''}{arguments})"
         self.writer.line(f"{self.task(node)} = {text}", where, _source(op))
 

@@ -153,10 +153,11 @@ def test_pictures_show_where_the_rod_is() -> None:
 
 def test_streams_are_judged_by_what_the_sanitizer_prints() -> None:
     race = f"blah\n{gpu_streams.SANITIZER_ERROR}\n"
-    assert gpu_streams.overlap(lambda _: "ratio 1.10").status == "pass"
-    assert gpu_streams.overlap(lambda _: "ratio 1.90").status == "fail"
-    assert gpu_streams.overlap(lambda _: f"ratio 1.1\n{race}").status == "fail"
-    assert gpu_streams.overlap(lambda _: "Error: none").detail == "Error: none"
+    for overlap in (gpu_streams.overlap, gpu_streams.overlap_by_hand):
+        assert overlap(lambda _: "ratio 1.10").status == "pass"
+        assert overlap(lambda _: "ratio 1.90").status == "fail"
+        assert overlap(lambda _: f"ratio 1.1\n{race}").status == "fail"
+        assert overlap(lambda _: "Error: none").detail == "Error: none"
 
     def runs(script: str) -> str:
         return race if "fault = 'wait'" in script or "fault = 'record_stream'" in script else "done"
@@ -175,9 +176,15 @@ def test_the_scripts_of_the_sanitizer_run(capsys: pytest.CaptureFixture[str]) ->
     code = gpu_streams._COMPILED.replace('"cuda"', '"cpu"').replace("torch.cuda", "torch.cpu")
     exec(compile(code, "compiled", "exec"), {})
     assert capsys.readouterr().out == "done\n"
+    code = gpu_streams._EMITTED.replace('"cuda"', '"cpu"').replace("torch.cuda", "torch.cpu")
+    exec(compile(code, "emitted", "exec"), {})
+    assert capsys.readouterr().out.startswith("ratio ")
 
 
 def test_equality_holds_here_and_nothing_rewritten_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = gpu_equal.compiled_equals_eager("cpu", streams=True)
+    assert line.status == "pass"
+    assert "streams" in line.detail
     assert gpu_equal.checked("cpu", Size(8, 2, 8)).status == "pass"
     assert gpu_equal.in_a_process("cpu").status == "pass"
     assert "no kernel" in gpu_equal.profiled("cpu", Size(8, 2, 8)).detail

@@ -97,3 +97,12 @@ def test_a_lost_wait_is_found(task: str) -> None:
     run(lost, streams)
     with pytest.raises(RaceFound):
         streams.check()
+
+
+def test_what_inductor_compiles_is_compiled_on_a_stream_too() -> None:
+    graph = "may_raise=False)\ndef value"
+    text = TEXT.replace(graph, 'may_raise=False, attributes={"inductor": True})\ndef value')
+    assert text != TEXT
+    emitted = emit(parse(text, {"keep": lambda total, v: total.add_(v)})).source
+    assert "critic.submit(2, rt.graph, value, obs)" in emitted
+    assert "policy.submit(1, policy, obs)" in emitted

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from rose_compiler.runtime.events import StreamLane, TorchStreams, tensors
+from rose_compiler.runtime.lanes import ThreadLane
 from rose_compiler.runtime.recording import RaceFound, RecordingStreams
+from rose_compiler.runtime.support import Runtime
 
 
 def test_on_the_cpu_a_stream_lane_computes() -> None:
@@ -100,3 +102,78 @@ def test_synchronizing_orders_everything_behind_it() -> None:
         streams.keep(task.value, 0)
         task.value.sum()
     streams.check()
+
+
+class Noted(RecordingStreams):
+    """Notes what is asked, by whom."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def wait(self, stream: int, event: dict[int, int]) -> None:
+        self.asked.append(f"{stream} waits")
+        super().wait(stream, event)
+
+    def keep(self, tensor: torch.Tensor, stream: int) -> None:
+        self.asked.append(f"{stream} keeps")
+        super().keep(tensor, stream)
+
+
+def test_a_thread_issues_to_a_stream_of_its_own() -> None:
+    streams = Noted()
+    runtime = Runtime(streams=streams)
+    lane = runtime.lane("thread:a")
+    seen: list[int] = []
+
+    def work(x: torch.Tensor) -> torch.Tensor:
+        seen.append(streams.current())
+        return x * 2
+
+    task = lane.submit(0, work, torch.ones(2))
+    assert torch.equal(task.wait(), torch.full((2,), 2.0))
+    assert seen == [1]
+    assert streams.current() == 0
+    assert streams.asked == ["1 waits", "1 keeps", "0 waits", "0 keeps"]
+    task.wait()
+    assert len(streams.asked) == 4  # once is enough
+    failing = lane.submit(1, lambda x: x.nothing, torch.ones(2))
+    with pytest.raises(AttributeError):
+        failing.wait()
+    assert lane.settle(1.0)
+    runtime.close()
+
+
+def test_a_thread_has_no_stream_where_there_is_no_device() -> None:
+    runtime = Runtime()
+    assert type(runtime.lane("thread:a")) is ThreadLane
+    lane = runtime.lane("thread:a")
+    runtime.on("cpu")
+    assert runtime.lane("thread:a") is lane
+    runtime.close()
+
+
+def test_the_host_waits_only_for_what_nobody_waited_for() -> None:
+    class Blocking(RecordingStreams):
+        blocked = 0
+
+        def synchronize(self, stream: int) -> None:
+            self.blocked += 1
+            super().synchronize(stream)
+
+    streams = Blocking()
+    lane = StreamLane("stream:a", streams)
+    lane.submit(0, torch.ones, 2)
+    lane.submit(1, torch.ones, 2).wait()  # and so for the one before
+    lane.settle(None)
+    assert streams.blocked == 0
+    lane.submit(2, torch.ones, 2)
+    lane.settle(None)
+    assert streams.blocked == 1
+
+
+def test_casts_of_weights_do_not_cross_streams() -> None:
+    lane = StreamLane("stream:a", RecordingStreams())
+    before = torch.is_autocast_cache_enabled()
+    assert lane.submit(0, torch.is_autocast_cache_enabled).wait() is False
+    assert torch.is_autocast_cache_enabled() is before
