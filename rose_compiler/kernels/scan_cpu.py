@@ -8,6 +8,7 @@ cost more than the sums: those chains run over Python numbers (``scan_scalar``).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import lru_cache
@@ -55,8 +56,42 @@ _NUMPY: dict[str, Callable[..., Any]] = {
     "or_": np.logical_or,
     "invert": np.logical_not,
 }
-#: Memory for series by shape, handed out and given back; two threads never hold the same.
-_spare: dict[tuple[Any, ...], list[Array]] = {}
+#: Bytes of memory for series that are kept in all.
+KEPT_IN_ALL = 1 << 26
+
+
+class _Spare(dict[tuple[Any, ...], list[Array]]):
+    """Memory for series by shape, handed out and given back; two threads never hold the same. Of
+    what is given back, shapes that were not asked for longest go first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+        self.bytes = 0
+
+    def take(self, key: tuple[Any, ...]) -> Array | None:
+        with self.lock:
+            found = self.pop(key, [])
+            if found:
+                self[key] = found  # used last
+                array = found.pop()
+                self.bytes -= array.nbytes
+                return array
+            return None
+
+    def give(self, key: tuple[Any, ...], array: Array) -> None:
+        with self.lock:
+            self.setdefault(key, []).append(array)
+            self.bytes += array.nbytes
+            while self.bytes > KEPT_IN_ALL:
+                oldest = next(iter(self))
+                if not self[oldest]:
+                    del self[oldest]
+                    continue
+                self.bytes -= self[oldest].pop().nbytes
+
+
+_spare = _Spare()
 
 
 def run(given: Given) -> tuple[torch.Tensor, ...]:
@@ -104,7 +139,7 @@ class _Run:
         finally:
             for key, array in self.borrowed:
                 if array.nbytes <= KEPT:
-                    _spare.setdefault(key, []).append(array)
+                    _spare.give(key, array)
 
     def _stretch(self, low: int, high: int) -> None:
         """The trips with ``low <= t < high``."""
@@ -165,9 +200,8 @@ class _Run:
 
     def _memory(self, shape: tuple[int, ...], dtype: Any) -> Array:
         key = (shape, np.dtype(dtype))
-        try:
-            found = _spare[key].pop()
-        except (KeyError, IndexError):
+        found = _spare.take(key)
+        if found is None:
             found = np.empty(shape, dtype)
         self.borrowed.append((key, found))
         return found

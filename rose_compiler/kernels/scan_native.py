@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rose_compiler.base.latest import latest
 from rose_compiler.base.recurrence import PROVEN, Recurrence
 from rose_compiler.kernels import native, scan_arrays, scan_cpu
 from rose_compiler.kernels.scan_memory import extent, stored
@@ -37,6 +38,8 @@ AFTER_S = 0.25
 SHARED, LEAST = 1 << 18, 256
 #: Plans that are kept.
 MOST = 1024
+#: Recurrences and layouts of their arguments that are kept compiled, those used last.
+MOST_KERNELS = 256
 
 
 @dataclass(frozen=True)
@@ -249,9 +252,7 @@ def _kernel(parts: tuple[Given, ...]) -> _Kernel | None:
     found = None
     if None not in layouts:
         key = tuple((g.of, layout) for g, layout in zip(parts, layouts, strict=True) if layout)
-        found = _kernels.get(key)
-        if found is None:
-            found = _kernels.setdefault(key, _Kernel(key))
+        found = latest(_kernels, key, lambda: _Kernel(key), MOST_KERNELS)
     kept["native"] = before, found
     return found
 

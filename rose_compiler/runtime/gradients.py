@@ -17,9 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rose_compiler.base.latest import latest
 from rose_compiler.runtime.cuda_graphs import Replays, replays_of
 from rose_compiler.runtime.inductor import (
     LEEWAY,
+    MAX_FUNCTIONS,
     Forward,
     Makes,
     Note,
@@ -308,4 +310,4 @@ def of(forward: Forward) -> Gradients:
     """The losses of a function; one and the same for functions of the same code and globals, so
     that code emitted anew finds what was compiled."""
     key = identity(forward)
-    return _known_losses.setdefault(key, Gradients(forward))
+    return latest(_known_losses, key, lambda: Gradients(forward), MAX_FUNCTIONS)

@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rose_compiler.base.latest import latest
 from rose_compiler.runtime.cuda_graphs import Replays, copies, replays_of
 from rose_compiler.runtime.inductor import (
     LEEWAY,
+    MAX_FUNCTIONS,
     PAYS,
     Forward,
     Makes,
@@ -200,4 +202,4 @@ _known_graphs: dict[Any, Graph] = {}
 
 def of(forward: Forward) -> Graph:
     """The graph of a function; one and the same for functions of the same code and globals."""
-    return _known_graphs.setdefault(identity(forward), Graph(forward))
+    return latest(_known_graphs, identity(forward), lambda: Graph(forward), MAX_FUNCTIONS)

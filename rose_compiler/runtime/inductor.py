@@ -20,6 +20,9 @@ Forward = Callable[..., Any]
 
 #: Makes of arguments that one function is compiled for; others run by torch's own operations.
 MAX_MAKES = 4
+#: Functions of this process that are kept compiled, those used last; a compiled function of the
+#: user's keeps its own.
+MAX_FUNCTIONS = 64
 #: Results may differ from those of torch's own operations by so many times what rounding the
 #: arguments otherwise changes, beside the tolerance of ``numerics="close"``.
 LEEWAY = 4.0

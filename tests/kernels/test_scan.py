@@ -239,6 +239,18 @@ def test_memory_for_series_is_used_again() -> None:
     assert sum(map(len, scan_cpu._spare.values())) == count
 
 
+def test_memory_for_series_is_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    spare = scan_cpu._Spare()
+    monkeypatch.setattr(scan_cpu, "_spare", spare)
+    monkeypatch.setattr(scan_cpu, "KEPT_IN_ALL", 20_000)
+    for size in (*range(1, 60), 7):
+        check(gae(), arguments((size,)))
+        assert spare.bytes == sum(a.nbytes for arrays in spare.values() for a in arrays)
+        assert spare.bytes <= 20_000
+    assert any(key[0][-1] == 7 for key, arrays in spare.items() if arrays), "used last"
+    assert not any(key[0][-1] == 1 for key in spare)
+
+
 class Below:
     """An object with a buffer."""
 

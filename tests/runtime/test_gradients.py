@@ -261,3 +261,19 @@ def test_code_emitted_anew_finds_what_was_compiled() -> None:
         made.append(gradients.of(scope["loss"]))
     assert made[0] is made[1]
     assert made[0] is not made[2]
+
+
+def test_functions_that_were_compiled_longest_ago_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    known: dict[Any, Any] = {}
+    monkeypatch.setattr(gradients, "_known_losses", known)
+    monkeypatch.setattr(gradients, "MAX_FUNCTIONS", 3)
+    functions = []
+    for number in range(5):
+        scope: dict[str, Any] = {}
+        exec(f"def loss(x):\n    return (x.sum() * {number},)\n", scope)
+        functions.append(scope["loss"])
+    first = gradients.of(functions[0])
+    for one in functions[1:]:
+        gradients.of(one)
+        assert gradients.of(functions[0]) is first, "used in between"
+    assert len(known) == 3
