@@ -10,6 +10,7 @@ import torch.fx as fx
 
 from rose_compiler.base.remarks import Remark, RemarkLog
 from rose_compiler.frontend import never_run
+from rose_compiler.frontend.aliasing import find_aliases
 from rose_compiler.frontend.attributes import NOT_STATIC
 from rose_compiler.frontend.backward import Slices
 from rose_compiler.frontend.changes import Changes
@@ -20,7 +21,7 @@ from rose_compiler.frontend.effects_val import Effects, Val, grads_of
 from rose_compiler.frontend.extents import mark_through, mark_views
 from rose_compiler.frontend.held import add_held, result_nodes, share_statically
 from rose_compiler.frontend.links import add_links
-from rose_compiler.frontend.record import Record, find_aliases
+from rose_compiler.frontend.record import Record
 from rose_compiler.frontend.recording import uses
 from rose_compiler.frontend.scope import Static
 from rose_compiler.frontend.simulators import hands_out_fresh
