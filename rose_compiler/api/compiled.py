@@ -20,6 +20,7 @@ from rose_compiler.api.reporting import write_report
 from rose_compiler.api.schedules import Schedule
 from rose_compiler.api.specialize import Specialization
 from rose_compiler.api.tracing import Tracer
+from rose_compiler.api.wrappers import batching
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import ConfigError, fail, register
@@ -132,7 +133,7 @@ class Compiled:
         if self._runtime is not None and self._runtime.serial != serial:
             self.close()
         if self._runtime is None:
-            self._runtime = Runtime(serial=serial, timeout=self._options.timeout)
+            self._runtime = Runtime(serial=serial, timeout=self._options.timeout, batching=batching)
         return self._runtime
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch.fx as fx
 
+from rose_compiler import sim
 from rose_compiler.api.objects import simulators
 from rose_compiler.base.errors import RoseError
 from rose_compiler.base.profile import Profile
@@ -23,10 +25,19 @@ def batchable(objects: dict[str, Any]) -> dict[str, tuple[Batchable, ...]]:
     environments can advance at once, or why none can."""
     found: dict[str, tuple[Batchable, ...]] = {}
     for name, env in simulators(objects).items():
-        if callable(getattr(env, "batchable", None)):
+        switch = batching(env)
+        if switch is not None:
             with suppress(RoseError):  # a step will say what is wrong with it
-                found[name] = tuple(env.batchable())
+                found[name] = tuple(switch.batchable())
     return found
+
+
+def batching(env: Any) -> Any:
+    """What lets the wrappers of a simulator's environments advance at once, or None."""
+    if callable(getattr(env, "batch_wrappers", None)):
+        return env
+    # a simulator that was made without gymnasium has none of its wrappers
+    return sim.batching(env) if "gymnasium" in sys.modules else None
 
 
 def with_wrappers(

@@ -38,6 +38,10 @@ LEAST_S = 0.05
 SWITCH_INTERVAL = 2e-4
 
 
+def _switch(env: Any) -> Any:
+    return env if hasattr(env, "batch_wrappers") else None
+
+
 class Runtime:
     """The executor of one compiled function: its lanes and how they are run.
 
@@ -45,7 +49,8 @@ class Runtime:
     seconds (``None``: no bound). ``threads`` is the number of torch's intra-operation threads in
     thread lanes. ``device`` and ``streams`` say what ``stream:`` lanes run on and threads issue to;
     ``hosts`` are bare hosts of ``host:`` lanes by name, other ``host:`` lanes run calls of hosted
-    components. With ``trace``, each task leaves a span in ``timeline``.
+    components. With ``trace``, each task leaves a span in ``timeline``. ``batching``
+    finds what switches how the wrappers of a simulator's environments advance.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class Runtime:
         streams: Streams | None = None,
         hosts: dict[str, Any] | None = None,
         trace: bool = False,
+        batching: Callable[[Any], Any] | None = None,
     ) -> None:
         self.serial = serial
         self.timeout = timeout
@@ -71,7 +77,8 @@ class Runtime:
         self._switch: float | None = None
         self._broken = False
         self._fused: list[Fused] = []
-        self._batched: list[Any] = []  # simulators whose wrappers advance at once
+        self._batching = batching
+        self._batched: dict[int, Any] = {}  # what switches them, by the id of a simulator
         self._graphs: dict[Forward, graphs.Graph] = {}
         self._losses: dict[Forward, gradients.Gradients] = {}
         #: What became of losses, graphs and recurrences that were to be compiled, newest last.
@@ -151,8 +158,8 @@ class Runtime:
         for one in self._fused:
             one.restore()
         self._fused.clear()
-        for env in self._batched:
-            env.batch_wrappers(False)
+        for one in self._batched.values():
+            one.batch_wrappers(False)
         self._batched.clear()
 
     def close(self) -> None:
@@ -259,9 +266,12 @@ class Runtime:
 
     def batch_wrappers(self, env: Any) -> None:
         """Let the wrappers of a simulator's environments advance at once until the run ends."""
-        if not any(one is env for one in self._batched):
-            env.batch_wrappers(True)
-            self._batched.append(env)
+        if id(env) in self._batched:  # in an earlier of several runs
+            return
+        found = _switch(env) if self._batching is None else self._batching(env)
+        if found is not None:
+            found.batch_wrappers(True)
+            self._batched[id(env)] = found
 
     def gradients(
         self,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rose_compiler.sim.protocol import Sharded as Sharded
     from rose_compiler.sim.quiet import quiet_mujoco as quiet_mujoco
     from rose_compiler.sim.sharded import ShardedEnv as ShardedEnv
+    from rose_compiler.sim.together import batching as batching
     from rose_compiler.sim.torch_envs import TorchCartPole as TorchCartPole
     from rose_compiler.sim.torch_envs import TorchPendulum as TorchPendulum
     from rose_compiler.sim.wrappers import innermost as innermost
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rose_compiler.sim.wrappers import why_coupled as why_coupled
 
 _HOME = {
+    "batching": "together",
     "Shard": "protocol",
     "Sharded": "protocol",
     "ShardedEnv": "sharded",
@@ -38,6 +40,7 @@ __all__ = [
     "ShardedEnv",
     "TorchCartPole",
     "TorchPendulum",
+    "batching",
     "innermost",
     "quiet_mujoco",
     "sharded_base",

@@ -19,12 +19,12 @@ from rose_compiler.base.errors import ConfigError, fail, register
 from rose_compiler.sim import layout
 from rose_compiler.sim.quiet import quiet_mujoco
 from rose_compiler.sim.shard_vector import (
-    Batched,
     BodyResult,
     ShardVector,
     is_envpool,
     is_vector,
 )
+from rose_compiler.sim.together import Batched
 
 register(
     "sim-shards",
@@ -143,7 +143,7 @@ class Body:
     def batchable(self) -> Batched:
         """Which wrappers can advance at once."""
         if type(self.env) is ShardVector:
-            return self.env.batchable()
+            return self.env.together.batchable(self.env)
         return (), f"{type(self.env).__name__} steps its environments by its own code", 0.0
 
     def itself(self) -> Body:

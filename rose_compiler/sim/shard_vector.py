@@ -10,23 +10,16 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.vector.utils import concatenate
 
 from rose_compiler.base.errors import fail
 from rose_compiler.sim import layout
-from rose_compiler.sim.batched import Stack
-from rose_compiler.sim.batched_check import compared
-from rose_compiler.sim.batched_levels import Rows
 from rose_compiler.sim.infos import Raw, ShardInfos, collect, snapshot
 from rose_compiler.sim.tables import Add, Table
+from rose_compiler.sim.together import Together
 
 #: A step's result whose infos are a dict, :class:`ShardInfos`, a :class:`Table` or
 #: :class:`Raw`.
 BodyResult = tuple[Any, Any, Any, Any, Any]
-
-#: The wrappers that can advance at once, from the outermost in, or none; why none; and the seconds
-#: that this saves a step.
-Batched = tuple[tuple[str, ...], str, float]
 
 
 class ShardVector(SyncVectorEnv):
@@ -39,9 +32,7 @@ class ShardVector(SyncVectorEnv):
         self, env_fns: Sequence[Callable[[], gymnasium.Env]], autoreset_mode: AutoresetMode
     ) -> None:
         self._adds: list[Add] = []
-        self._stack: Stack | None = None
-        self._why: str | None = None
-        self._saved_s = 0.0
+        self.together = Together()
         #: Whether the environments' wrappers advance at once. All results and the state of the
         #: wrappers have the same bits either way.
         self.at_once = False
@@ -57,55 +48,8 @@ class ShardVector(SyncVectorEnv):
     def step(self, actions: Any) -> BodyResult:
         """Step every environment with its row of the actions."""
         self._adds = []
-        stack = self._found() if self.at_once and not self._autoreset_envs.any() else None
-        if stack is not None and stack.takes(actions):
-            return self._step_at_once(stack, actions)
-        obs, reward, terminated, truncated, _ = super().step(actions)
-        return obs, reward, terminated, truncated, self._infos()
-
-    def batchable(self) -> Batched:
-        """Which wrappers can advance at once."""
-        stack = self._found()
-        return () if stack is None else tuple(stack.names), self._why or "", self._saved_s
-
-    def _found(self) -> Stack | None:
-        if self._stack is not None and not self._stack.fresh():
-            # set anew, by an environment or by who holds its wrappers
-            self._stack = self._why = None
-        if self._stack is None and self._why is None:
-            self._find()
-        return self._stack
-
-    def _find(self) -> None:
-        if self.autoreset_mode == AutoresetMode.SAME_STEP:
-            self._why = "environments begin their next episode in the step that ends one"
-            return
-        try:
-            stack = Stack(self.envs)
-        except ValueError as error:
-            self._why = str(error)
-            return
-        self._why, self._saved_s = compared(self.envs, stack)
-        if self._why is None:
-            self._stack = stack
-
-    def _step_at_once(self, stack: Stack, actions: Any) -> BodyResult:
-        rows = Rows()
-        try:
-            stack.step(actions, rows, self._returned)
-        finally:
-            done = len(rows.infos)  # fewer than all if an environment raised
-            self._env_obs[:done] = list(rows.obs[:done])
-            self._rewards[:done] = rows.reward[:done]
-            self._terminations[:done] = rows.terminated[:done]
-            self._truncations[:done] = rows.truncated[:done]
-        if type(rows.obs) is np.ndarray and type(self._observations) is np.ndarray:
-            np.copyto(self._observations, rows.obs, casting="same_kind")
-        else:
-            self._observations = concatenate(
-                self.single_observation_space, self._env_obs, self._observations
-            )
-        self._autoreset_envs = np.logical_or(self._terminations, self._truncations)
+        if not self.at_once or not self.together.step(self, actions, self._returned):
+            super().step(actions)
         return (
             self._observations,
             np.copy(self._rewards),

@@ -20,8 +20,9 @@ from rose_compiler.sim.body import BodyFactory
 from rose_compiler.sim.envpool_shards import envpool_factories
 from rose_compiler.sim.infos import merge as merge_infos
 from rose_compiler.sim.protocol import StepResult
-from rose_compiler.sim.shard_vector import Batched, BodyResult
+from rose_compiler.sim.shard_vector import BodyResult
 from rose_compiler.sim.shards import BaseShard, HostedShard, ProcessShard, let_go, lost
+from rose_compiler.sim.together import Batched
 
 Hosts = Literal["inline", "thread", "process"]
 EnvFactory = Callable[[], gymnasium.Env]

@@ -13,7 +13,8 @@ from rose_compiler.base import phases
 from rose_compiler.sim import layout
 from rose_compiler.sim.body import Body, BodyFactory, Traits
 from rose_compiler.sim.codec import InfoCodec
-from rose_compiler.sim.shard_vector import Batched, BodyResult, ShardVector
+from rose_compiler.sim.shard_vector import BodyResult, ShardVector
+from rose_compiler.sim.together import Batched
 
 #: What does not fit into the shared arrays, by place, and the packed infos.
 Message = bytes | tuple[dict[Any, Any], bytes] | None

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import rose_compiler
+from rose_compiler.api.wrappers import batching
 from rose_compiler.base.decision import Decision
 from rose_compiler.runtime.support import Runtime
 from rose_compiler.sim import ShardedEnv
-from rose_compiler.sim.shard_vector import ShardVector
+from rose_compiler.sim.batched import Stack
 from tests.samples.ppo import Setup, differences, iteration, state_of
 
 CALLS = 5
@@ -47,7 +48,7 @@ def run_compiled(make, tmp_path, decision, **options):  # type: ignore[no-untype
     path = tmp_path / "decision.json"
     decision.save(path)
     compiled = rose_compiler.compile(iteration, numerics="bitwise", tune=path)
-    compiled._runtime = Runtime(trace=True)
+    compiled._runtime = Runtime(trace=True, batching=batching)
     setup.run(compiled, CALLS)
     return setup, compiled
 
@@ -88,13 +89,16 @@ def test_gymnasium_in_shards(hosts, tmp_path) -> None:  # type: ignore[no-untype
         setup.close()
 
 
-def test_wrappers_that_advance_at_once(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("shards", [0, 2])
+def test_wrappers_that_advance_at_once(shards, tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     def make():  # type: ignore[no-untyped-def]
-        return ShardedEnv.split([wrapped_cheetah] * 32, shards=2, hosts="thread")
+        if not shards:
+            return gym.vector.SyncVectorEnv([wrapped_cheetah] * 32)
+        return ShardedEnv.split([wrapped_cheetah] * 32, shards=shards, hosts="thread")
 
     steps: list[int] = []
-    at_once = ShardVector._step_at_once
-    monkeypatch.setattr(ShardVector, "_step_at_once", lambda *a: (steps.append(1), at_once(*a))[1])
+    at_once = Stack.step
+    monkeypatch.setattr(Stack, "step", lambda *a: (steps.append(len(a[0].inner)), at_once(*a))[1])
     eager = run_eager(make)
     assert steps == []
     state = {k: v.clone() for k, v in state_of(eager).items()}
@@ -102,10 +106,11 @@ def test_wrappers_that_advance_at_once(tmp_path, monkeypatch) -> None:  # type: 
     setup, compiled = run_compiled(make, tmp_path, decision)
     try:
         taken = len(steps)
-        assert taken > CALLS  # the first call was watched, in program order
+        assert steps.count(32 // max(1, shards)) > 20  # the rest were made up
         check_equal(eager, setup, state, 20)
         assert len(steps) == taken, "wrappers went on at once behind the compiled function"
-        assert applied(compiled) >= REWRITES | {"batch_wrappers"}, compiled.explain()
+        rewrites = REWRITES if shards else REWRITES - {"tile_batch", "late", "hoist"}
+        assert applied(compiled) >= rewrites | {"batch_wrappers"}, compiled.explain()
         for name in ("obs_rms", "return_rms"):
             pairs = zip(eager.envs.get_attr(name), setup.envs.get_attr(name), strict=True)
             assert all(np.array_equal(a.var, b.var) for a, b in pairs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from functools import partial
 from typing import Any
 
@@ -14,7 +16,7 @@ from sim_envs import Walk
 from sim_equal import assert_same, assert_same_run
 from wrapped_envs import CALLS, LIMIT, Path, statistics, wrapped
 
-from rose_compiler.sim import ShardedEnv, batched_check, batched_levels, elementwise
+from rose_compiler.sim import ShardedEnv, batched_check, batched_levels, batching, elementwise
 from rose_compiler.sim.shard_vector import ShardVector
 
 N = 12
@@ -44,6 +46,10 @@ def both(*factories: Any, mode: AutoresetMode = AutoresetMode.NEXT_STEP) -> tupl
     return ours, SyncVectorEnv(list(factories), autoreset_mode=mode)
 
 
+def batchable(env: ShardVector) -> Any:
+    return env.together.batchable(env)
+
+
 def vector(**settings: Any) -> tuple[Any, Any]:
     return both(*(partial(wrapped, i, 9 + i, **settings) for i in range(N)))
 
@@ -60,7 +66,7 @@ def compare(ours: Any, theirs: Any, steps: int = 60) -> int:
 
 def test_all_results_and_what_wrappers_remember_have_gymnasiums_bits() -> None:
     ours, theirs = vector()
-    assert ours.batchable()[:2] == (STACK, "")
+    assert batchable(ours)[:2] == (STACK, "")
     assert_same(ours.reset(seed=3)[0], theirs.reset(seed=3)[0])
     assert compare(ours, theirs) > 20
     assert type(ours.envs[0].env.return_rms.mean) is type(theirs.envs[0].env.return_rms.mean)
@@ -140,7 +146,7 @@ def test_settings_that_change_between_steps_take_effect() -> None:
         ours.set_attr(name, values)
         theirs.set_attr(name, values)
         compare(ours, theirs, 4)
-    assert ours.batchable()[0] == STACK[:1]  # rewards are not discounted alike any more
+    assert batchable(ours)[0] == STACK[:1]  # rewards are not discounted alike any more
 
 
 @pytest.mark.parametrize("hosts", ["inline", "thread", "process"])
@@ -189,7 +195,7 @@ def patched() -> Any:
 )
 def test_what_can_advance_at_once(factory: Any, names: tuple[str, ...], why: str) -> None:
     ours, theirs = both(*[factory] * N)
-    found = ours.batchable()
+    found = batchable(ours)
     assert found[0] == names
     assert why in found[1]
     ours.reset(seed=1)
@@ -200,12 +206,12 @@ def test_what_can_advance_at_once(factory: Any, names: tuple[str, ...], why: str
 
 def test_environments_in_different_wrappers_stay_apart() -> None:
     ours, _ = both(*[wrapped] * (N - 1), outside(OneMore))
-    assert ours.batchable()[:2] == (
+    assert batchable(ours)[:2] == (
         (),
         "environments have different wrappers (TransformReward among them)",
     )
     same_step, _ = both(*[wrapped] * N, mode=AutoresetMode.SAME_STEP)
-    assert "in the step that ends one" in same_step.batchable()[1]
+    assert "in the step that ends one" in batchable(same_step)[1]
 
 
 def test_a_level_that_computes_otherwise_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,14 +220,17 @@ def test_a_level_that_computes_otherwise_is_found_out(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(batched_levels._Statistics, "update", wrong)
     ours, _ = vector()
-    assert ours.batchable()[:2] == ((), "at once, they give other bits than by their own code")
+    assert batchable(ours)[:2] == (
+        (),
+        "at once, they give other bits than by their own code",
+    )
 
 
 def test_made_up_steps_leave_the_environments_alone() -> None:
     ours, theirs = vector()
     ours.reset(seed=3)
     theirs.reset(seed=3)
-    assert ours.batchable()[0] == STACK
+    assert batchable(ours)[0] == STACK
     assert_same(statistics(ours.envs), statistics(theirs.envs))
     assert all(isinstance(e.unwrapped, Path) for e in ours.envs)
 
@@ -299,7 +308,50 @@ def test_a_closed_over_value_that_changes_is_seen() -> None:
     ours, theirs = both(*[make] * N)
     ours.reset(seed=1)
     theirs.reset(seed=1)
-    assert ours.batchable()[0] == ("TransformReward",)
+    assert batchable(ours)[0] == ("TransformReward",)
     for value in (1.0, 0.5, 0.25):
         bound = value
         compare(ours, theirs, 3)
+
+
+def test_a_plain_vector_environment_is_lent_the_same_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    factories = [partial(wrapped, i, 9 + i) for i in range(N)]
+    ours, theirs = SyncVectorEnv(factories), SyncVectorEnv(factories)
+    switch = batching(w.vector.RecordEpisodeStatistics(ours))
+    assert switch.batchable()[0][:2] == (STACK, "")
+    assert_same(ours.reset(seed=3), theirs.reset(seed=3))
+    calls: list[int] = []
+    update = batched_levels._Statistics.update
+    monkeypatch.setattr(
+        batched_levels._Statistics, "update", lambda s, x: (calls.append(len(x)), update(s, x))
+    )
+    for part in range(6):
+        switch.batch_wrappers(part % 2 == 0)
+        assert ("step" in vars(ours)) == (part % 2 == 0)
+        calls.clear()
+        kept = []
+        for t in range(6):
+            left, right = ours.step(actions(t)), theirs.step(actions(t))
+            assert_same(left, right)
+            kept.append((left[0], left[0].copy()))
+        assert all(np.array_equal(obs, copy) for obs, copy in kept)  # handed out, not lent
+        assert bool(calls) == (part % 2 == 0)
+    assert_same(statistics(ours.envs), statistics(theirs.envs))
+    ours.step = theirs.step
+    assert "replaced" in switch.batchable()[0][1]
+
+
+def test_a_vector_environment_that_was_lent_wrappers_is_freed() -> None:
+    envs = SyncVectorEnv([wrapped] * 2)
+    assert batching(envs).batchable()
+    gone = weakref.ref(envs)
+    del envs
+    gc.collect()
+    assert gone() is None
+
+
+def test_other_simulators_are_left_alone() -> None:
+    assert batching(Walk()) is None
+    assert batching(object()) is None
