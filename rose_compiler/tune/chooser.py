@@ -350,7 +350,9 @@ class Chooser:
         if not won:
             self.verdicts[challenger] = text
         if final:
-            self._settle(challenger if won else champion, text)
+            # what holds against a further schedule was kept for another reason
+            kept = self.verdicts.get(champion, text) if self._challenged else text
+            self._settle(*((challenger, text) if won else (champion, kept)))
             return
         if won:
             self.verdicts[champion] = f"{self._name(challenger)} is faster: {text}"

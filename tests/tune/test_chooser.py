@@ -219,6 +219,16 @@ def test_one_more_schedule_meets_what_is_settled_on(further: float, best: int) -
     assert "times the speed of [groups=2]" in chooser.verdicts[2]
 
 
+def test_what_holds_against_a_challenge_keeps_the_reason_that_it_was_kept_for() -> None:
+    chooser = search([0.30, 0.20], 0)
+    why = chooser.verdicts[1]
+    chooser.challenge(Decision(groups=9, compile=True))
+    while not chooser.settled:
+        chooser.record(chooser.current, 0.4 if chooser.current == 2 else 0.2)
+    assert (chooser.best, chooser.verdicts[1]) == (1, why)
+    assert "times the speed of" in chooser.verdicts[2]
+
+
 def test_a_challenger_that_fails_leaves_what_is_settled_on() -> None:
     chooser = search([0.30, 0.20], 0)
     chooser.challenge(Decision(compile=True))
