@@ -488,7 +488,7 @@ def test_every_code_has_a_test_that_meets_it() -> None:
 def internal_classes() -> frozenset[str]:
     """Names of the package's classes that no user has heard of."""
     public = {name for name in dir(errors) if isinstance(getattr(errors, name), type)}
-    public |= {*rose_compiler.__all__, "ShardedEnv", "Compiled"}
+    public |= {*rose_compiler.__all__, "ShardedEnv", "Compiled", "QuotaPlan"}
     found = set()
     for path in (ROOT / "rose_compiler").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -514,6 +514,34 @@ def test_the_message(code: str) -> None:
     own = f"{error.what} {error.expected} {error.found} {error.help}"  # not the user's line
     found = set(re.findall(r"\b_?[A-Z]\w+", own)) & internal_classes()
     assert not found, f"{found} in: {text}"
+
+
+def texts_of_errors() -> dict[str, str]:
+    """What is written of every message in the package, by where: the catalogue's, and the literal
+    parts of what is handed to ``fail`` and ``register``."""
+    found = {f"catalogue {c}": f"{e.description} {e.help}" for c, e in CATALOGUE.items()}
+    for path in sorted((ROOT / "rose_compiler").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            if node.func.id not in ("fail", "register"):
+                continue
+            given = [*node.args[1:], *(k.value for k in node.keywords)]
+            inner = [i for g in given for i in ast.walk(g) if isinstance(i, ast.Constant)]
+            text = " ".join(i.value for i in inner if isinstance(i.value, str))
+            found[f"{path.relative_to(ROOT)}:{node.lineno}"] = text
+    return found
+
+
+def test_no_message_names_an_internal_class() -> None:
+    found = texts_of_errors()
+    assert len(found) > 2 * len(CATALOGUE), "calls of `fail` are seen"
+    named = {
+        where: words
+        for where, text in found.items()
+        if (words := set(re.findall(r"\b_?[A-Z]\w+", text)) & internal_classes())
+    }
+    assert named == {}
 
 
 @pytest.mark.parametrize("code", sorted(CAPTURED))
