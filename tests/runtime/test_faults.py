@@ -7,7 +7,8 @@ import re
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from rose_compiler.codegen import emit, load
 from rose_compiler.ir.parse import parse
 from rose_compiler.ir.verify import verify
 from rose_compiler.runtime import remote, support
+from rose_compiler.runtime.recording import RecordingStreams
 from rose_compiler.runtime.support import Runtime
 
 TEXT = """
@@ -83,7 +85,7 @@ class World:
             "record": self.counted("record", lambda log, r: log.append(r)),
         }
         self.env.step = self.counted("env_step", self.env.step)  # type: ignore[method-assign]
-        if lane.startswith("thread"):
+        if lane.startswith(("thread", "stream")):
             bind["env_step"] = lambda a, env: env.step(a)
         program = parse(TEXT.replace("LANE", lane), bind)
         verify(program)
@@ -107,7 +109,18 @@ class World:
 
 
 ORDER = ("act", "env_step", "store", "record")
-LANES = ("thread:sim", "shard:env", "shard:slow")
+#: ``stream:`` lanes run on the device's own streams, and on a stand-in that records their order.
+LANES = ("thread:sim", "shard:env", "shard:slow", "stream:sim", "stream:recorded")
+
+
+@contextmanager
+def runtime_for(lane: str) -> Iterator[Runtime]:
+    if lane != "stream:recorded":
+        yield Runtime()
+        return
+    with RecordingStreams() as streams:
+        yield Runtime(streams=streams)
+    streams.check()
 
 
 def threads() -> set[threading.Thread]:
@@ -120,8 +133,7 @@ def threads() -> set[threading.Thread]:
 def test_one_operation_raises(name: str, trip: int, lane: str) -> None:
     before = threads()
     world = World(lane, (name, trip))
-    runtime = Runtime()
-    with pytest.raises(RuntimeError) as caught:
+    with runtime_for(lane) as runtime, pytest.raises(RuntimeError) as caught:
         world(runtime)
     assert caught.value is world.fail[name, trip]
     # what comes first in program order has been done, on every trip
@@ -143,15 +155,15 @@ def test_one_operation_raises(name: str, trip: int, lane: str) -> None:
 def test_of_two_that_raise_the_first_in_program_order_is_reported(lane: str) -> None:
     # the step is issued first and fails on its lane; the store fails on the coordinator meanwhile
     world = World(lane, ("env_step", 2), ("store", 2))
-    with pytest.raises(RuntimeError) as caught:
-        world(Runtime())
+    with runtime_for(lane) as runtime, pytest.raises(RuntimeError) as caught:
+        world(runtime)
     assert caught.value is world.fail["env_step", 2]
     assert caught.value.__context__ is None
     assert caught.value.__cause__ is None
     # here the operation of the earlier trip had not been issued when the later one failed
     world = World(lane, ("record", 1), ("act", 2))
-    with pytest.raises(RuntimeError) as caught:
-        world(Runtime())
+    with runtime_for(lane) as runtime, pytest.raises(RuntimeError) as caught:
+        world(runtime)
     assert caught.value is world.fail["record", 1]
 
 
