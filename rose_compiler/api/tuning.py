@@ -57,6 +57,7 @@ class Tuning:
         hosted: bool = False,
         overlap: Callable[[], bool] = lambda: False,
         streams: Callable[[], bool] = lambda: False,
+        accumulate: Callable[[], bool] = lambda: False,
         compilable: Callable[[], bool] = lambda: False,
         wrappers: bool = False,
         plans: dict[Decision, QuotaPlan] | None = None,
@@ -106,6 +107,7 @@ class Tuning:
             overlap=overlap(),
             wrappers=wrappers,
             streams=streams(),
+            accumulate=accumulate(),
         )
         self._entry = stored(space)
         self._compilable = compilable if close else lambda: False

@@ -29,6 +29,7 @@ from rose_compiler.base.decision import Decision
 from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.ir import interp
 from rose_compiler.ir.program import Program
+from rose_compiler.passes.accumulate import accumulates
 from rose_compiler.passes.next_reset import resetting
 from rose_compiler.passes.overlap import overlapping
 from rose_compiler.runtime.memory import Peaks
@@ -354,6 +355,7 @@ class Unit(Building):
                 hosted=bool(objects.hosted(self.program.objects)),
                 overlap=lambda: overlapping(self.program) or resetting(self.program),
                 streams=self.streamable,
+                accumulate=lambda: accumulates(self.program),
                 compilable=self._compilable,
                 plans=self.cores.plans,
                 wrappers=self._batches(),

@@ -17,6 +17,7 @@ from rose_compiler.ir import interp
 from rose_compiler.ir.dump import dump
 from rose_compiler.ir.program import Program
 from rose_compiler.ir.verify import verify
+from rose_compiler.passes.accumulate import Accumulate
 from rose_compiler.passes.base import Pass, PassContext
 from rose_compiler.passes.late import LateWork
 from rose_compiler.passes.manager import PassManager, check_round_trip
@@ -26,7 +27,7 @@ from rose_compiler.passes.unswitch import Unswitch
 from rose_compiler.runtime.recording import RaceFound, RecordingStreams
 from rose_compiler.runtime.slow import SlowRuntime
 from rose_compiler.runtime.support import Runtime
-from rose_compiler.testing import pipelining, slots
+from rose_compiler.testing import grouping, pipelining, slots
 from rose_compiler.testing import rollouts as stepping
 from rose_compiler.testing import updates as updating
 from rose_compiler.testing.capturing import shuffle
@@ -142,6 +143,16 @@ def updates(data: Any, result: Result, folder: Path) -> None:
     context = PassContext(options=decision, asynchronous=frozenset({"envs"}))
     passes = data.draw(st.sampled_from(UNSWITCHING))
     _everywhere(update.run, update.program(), passes, context, data.draw(SEEDS), result)
+
+
+def groups(data: Any, result: Result, folder: Path) -> None:
+    """Trainings that add up a gradient over groups, which is done while these are collected: run as
+    rollouts are."""
+    grouped: grouping.Grouped = data.draw(grouping.groups())
+    decision = replace(data.draw(DECISIONS), accumulate=True, overlap=data.draw(st.booleans()))
+    context = PassContext(options=decision)
+    passes = data.draw(st.sampled_from((PIPELINE, (Accumulate(),))))
+    _everywhere(grouped.run, grouped.program(), passes, context, data.draw(SEEDS), result)
 
 
 def _everywhere(

@@ -16,7 +16,15 @@ from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
 from rose_compiler.testing import aliasing, functions
-from rose_compiler.testing.check_programs import lanes, nests, pipelines, rollouts, streams, updates
+from rose_compiler.testing.check_programs import (
+    groups,
+    lanes,
+    nests,
+    pipelines,
+    rollouts,
+    streams,
+    updates,
+)
 from rose_compiler.testing.check_sources import captured, hosted, losses, recurrences, trainings
 from rose_compiler.testing.result import Check
 from rose_compiler.testing.result import Result as Result
@@ -29,6 +37,7 @@ KINDS: dict[str, Check] = {
     "pipelines": pipelines,
     "updates": updates,
     "streams": streams,
+    "groups": groups,
     "functions": captured(functions),
     "aliasing": captured(aliasing),
     "recurrences": recurrences,

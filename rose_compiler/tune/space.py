@@ -20,6 +20,7 @@ def candidates(
     fuse: bool = False,
     hosted: bool = False,
     overlap: bool = False,
+    accumulate: bool = False,
     wrappers: bool = False,
     streams: bool = False,
 ) -> list[Decision | None]:
@@ -36,6 +37,8 @@ def candidates(
         hosted: whether components live in hosts; every candidate runs their calls beside the rest.
         overlap: whether some work may run on threads beside the training; every candidate but one
             lets it.
+        accumulate: whether a gradient may add up while its data are collected; every candidate but
+            one lets it.
         wrappers: whether wrappers of a simulator's environments can advance at once; every
             candidate lets them, since that gives the same bits in fewer calls.
         streams: whether some work may be queued on streams of its own beside the rest. The first
@@ -70,6 +73,10 @@ def candidates(
         plain = [one for one in found[1:2] if one is not None]
         rest = [one for one in found[1:] if one is not None]
         found = [found[0], *(replace(one, overlap=True) for one in rest), *plain]
+    if accumulate:
+        plain = [one for one in found[1:2] if one is not None]
+        rest = [one for one in found[1:] if one is not None]
+        found = [found[0], *(replace(one, accumulate=True) for one in rest), *plain]
     if wrappers:
         found[1:] = [replace(one, wrappers=True) for one in found[1:] if one is not None]
     if streams:

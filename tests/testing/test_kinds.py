@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rose_compiler.ir import losses
-from rose_compiler.passes import fuse_losses, hosts, unswitch
+from rose_compiler.passes import accumulate, fuse_losses, fusion, hosts, unswitch
 from rose_compiler.runtime import remote
 from rose_compiler.testing.fuzz import fuzz
 
@@ -57,6 +57,14 @@ def who_goes_on_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuse_losses, "graph_leaving", lambda *given: None)
 
 
+def versions_of_buffers_that_others_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accumulate, "_saves_rows", lambda *given: False)
+
+
+def what_stands_between_two_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion, "_clear", lambda *given: [])
+
+
 @pytest.mark.parametrize(
     ("plant", "kind", "count", "seed"),
     [
@@ -67,6 +75,8 @@ def who_goes_on_recording(monkeypatch: pytest.MonkeyPatch) -> None:
         (a_condition_that_is_overwritten, "updates", 60, 3),
         (what_stands_in_front_of_a_backward, "losses", 30, 1),
         (who_goes_on_recording, "losses", 8, 14),
+        (versions_of_buffers_that_others_write, "groups", 10, 1),
+        (what_stands_between_two_loops, "groups", 20, 1),
     ],
     ids=lambda v: getattr(v, "__name__", str(v)),
 )

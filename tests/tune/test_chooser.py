@@ -197,6 +197,8 @@ def test_space_is_a_handful_and_starts_with_what_must_be_beaten() -> None:
         d is None or (d.rollout_threads is None and d.update_threads is None) for d in bitwise
     )
     assert candidates(1, close=True, threads=1, asynchronous=False, eager=False)[0] == Decision()
+    early = candidates(1, close=False, threads=1, asynchronous=False, eager=True, accumulate=True)
+    assert {d.accumulate for d in early if d is not None} == {True, False}
 
 
 def challenged(times: list[float], further: float, *, seed: int = 0) -> Chooser:
