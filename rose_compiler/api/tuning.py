@@ -22,24 +22,11 @@ from rose_compiler.kernels.scan_native import Built
 from rose_compiler.runtime.inductor import Note
 from rose_compiler.tune.chooser import Chooser
 from rose_compiler.tune.search import LeftOut, Proposal
-from rose_compiler.tune.space import candidates
+from rose_compiler.tune.space import candidates, default_decision, with_compiled
 
 #: Seconds that Inductor is expected to take. It is asked for no more than that long a training has
 #: gone on: one that ends soon after has lost half of its time at worst, and a short one nothing.
 COMPILE_S = 10.0
-
-
-def default_decision(shards: int, asynchronous: bool, close: bool, plain: Decision) -> Decision:
-    """The schedule without tuning: two groups of shards, late work in the simulator's shadow, and
-    what ``plain`` has.
-
-    Steps and products beside each other want one thread each; in bitwise mode the thread count
-    stays the user's, since sums differ in bits between one thread and two.
-    """
-    if not asynchronous:
-        return replace(plain, late="shadow")
-    threads = 1 if close else None
-    return replace(plain, groups=min(2, shards), late="shadow", rollout_threads=threads)
 
 
 class Tuning:
@@ -111,7 +98,7 @@ class Tuning:
         )
         self._entry = stored(space)
         self._compilable = compilable if close else lambda: False
-        known = [*space, *(_compiled(one, self._plain) for one in space)]
+        known = [*space, *(with_compiled(one, self._plain) for one in space)]
         kept = None if self._entry is None else self._entry.load(known)
         self._chooser = Chooser(space, budget_s=options.tune_budget)
         if kept is not None:
@@ -317,7 +304,7 @@ class Tuning:
         if not chooser.allows(COMPILE_S):
             return
         self._asked_to_compile = True
-        decision = _compiled(self.chosen, self._plain)
+        decision = with_compiled(self.chosen, self._plain)
         if decision not in chooser.candidates and self._compilable():
             chooser.challenge(decision)
 
@@ -413,11 +400,6 @@ class Tuning:
     def table(self, width: int = 100) -> str:
         """What was tried, as text of at most ``width`` columns; empty when nothing was."""
         return "" if self._chooser is None else self.verdicts.table(self._chooser, width)
-
-
-def _compiled(decision: Decision | None, plain: Decision) -> Decision:
-    """A schedule with its losses compiled; for the user's own statements, program order."""
-    return replace(decision or plain, compile=True)
 
 
 def _innermost(error: BaseException) -> str:

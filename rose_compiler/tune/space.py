@@ -1,4 +1,4 @@
-"""The handful of schedules that are worth a trial."""
+"""The handful of schedules that are worth a trial, and the one that needs none."""
 
 from __future__ import annotations
 
@@ -83,3 +83,21 @@ def candidates(
         both = [replace(one, streams=True) for one in found[1:3] if one is not None]
         found = [*found[:3], *both, *found[3:]]
     return found
+
+
+def default_decision(shards: int, asynchronous: bool, close: bool, plain: Decision) -> Decision:
+    """The schedule without tuning: two groups of shards, late work in the simulator's shadow, and
+    what ``plain`` has.
+
+    Steps and products beside each other want one thread each; in bitwise mode the thread count
+    stays the user's, since sums differ in bits between one thread and two.
+    """
+    if not asynchronous:
+        return replace(plain, late="shadow")
+    threads = 1 if close else None
+    return replace(plain, groups=min(2, shards), late="shadow", rollout_threads=threads)
+
+
+def with_compiled(decision: Decision | None, plain: Decision) -> Decision:
+    """A schedule with its losses compiled; for the user's own statements, program order."""
+    return replace(decision or plain, compile=True)
