@@ -45,6 +45,7 @@ class Tuning:
         overlap: Callable[[], bool] = lambda: False,
         streams: Callable[[], bool] = lambda: False,
         accumulate: Callable[[], bool] = lambda: False,
+        copies: Callable[[], bool] = lambda: False,
         compilable: Callable[[], bool] = lambda: False,
         wrappers: bool = False,
         plans: dict[Decision, QuotaPlan] | None = None,
@@ -95,6 +96,7 @@ class Tuning:
             wrappers=wrappers,
             streams=streams(),
             accumulate=accumulate(),
+            copies=copies(),
         )
         self._entry = stored(space)
         self._compilable = compilable if close else lambda: False

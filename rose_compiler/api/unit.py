@@ -32,6 +32,7 @@ from rose_compiler.ir.program import Program
 from rose_compiler.passes.accumulate import accumulates
 from rose_compiler.passes.next_reset import resetting
 from rose_compiler.passes.overlap import overlapping
+from rose_compiler.passes.versions import copying
 from rose_compiler.runtime.memory import Peaks
 from rose_compiler.runtime.support import Runtime
 
@@ -356,6 +357,7 @@ class Unit(Building):
                 overlap=lambda: overlapping(self.program) or resetting(self.program),
                 streams=self.streamable,
                 accumulate=lambda: accumulates(self.program),
+                copies=lambda: copying(self.program),
                 compilable=self._compilable,
                 plans=self.cores.plans,
                 wrappers=self._batches(),

@@ -20,7 +20,7 @@ Lanes = Literal["native", "thread", "inline"]
 _CHOICES: Mapping[str, tuple[str, ...]] = {"late": get_args(Late), "lanes": get_args(Lanes)}
 _FLAGS = (
     *("defer", "fuse", "hosted", "overlap", "accumulate", "streams", "compile", "cuda_graphs"),
-    "wrappers",
+    *("wrappers", "copies"),
 )
 _COUNTS = {"groups": 0, "rollout_threads": 1, "update_threads": 1}  # field -> least value
 
@@ -66,6 +66,8 @@ class Decision:
     collected.
     ``streams``: where tensors live on a device with streams, work that the next step or update does
     not wait for, and each group of shards, is queued on streams of its own.
+    ``copies``: evaluations that run beside the training read copies of the parameters, so that they
+    may go on beside the update too; only with ``overlap``.
     ``cores``: the cores of each lane, of the coordinator's too, as (lane, number) pairs: torch uses
     as many threads there, and the processes of hosts are bound to theirs; ``"shards"`` stands for
     those of all shards together. Who is not named is not bound.
@@ -90,6 +92,7 @@ class Decision:
     overlap: bool = False
     accumulate: bool = False
     streams: bool = False
+    copies: bool = False
     cores: tuple[tuple[str, int], ...] = ()
     compile: bool = False
     cuda_graphs: bool = False

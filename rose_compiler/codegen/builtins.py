@@ -80,6 +80,7 @@ _WRITERS: dict[Op, Writer] = {
     ops.RANDN: _randn,
     ops.MERGE: _merge,
     ops.SNAPSHOT: _snapshot,
+    ops.VERSION: _snapshot,
     ops.NEW_LIST: _new_list,
     ops.APPEND: _append,
     ops.JOIN_ROWS: _join_rows,

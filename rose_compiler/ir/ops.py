@@ -325,6 +325,13 @@ SNAPSHOT = _builtin(
     impl=_snapshot,
     attributes={"maybe_unbound": ("value",)},  # a variable that nothing has assigned stays so
 )
+VERSION = _builtin(
+    "version",
+    ("value",),
+    "a copy of a parameter as it is now, for those who read it while it is trained",
+    reads=("value",),
+    impl=_snapshot,
+)
 # Values of all trips of a loop: a list that lives across it, one entry a trip.
 NEW_LIST = _builtin("new_list", (), "an empty list", impl=list)
 APPEND = _builtin(

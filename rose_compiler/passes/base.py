@@ -109,7 +109,9 @@ def context_of(rewrite: Rewriter) -> PassContext:
 
 
 #: Operations too small for anything to be won by running them beside a step.
-TRIVIAL = frozenset({"append", "draw_noise", "randn", "rows", "shard", "snapshot", "state"})
+TRIVIAL = frozenset(
+    {"append", "draw_noise", "randn", "rows", "shard", "snapshot", "state", "version"}
+)
 
 
 def is_work(node: fx.Node) -> bool:

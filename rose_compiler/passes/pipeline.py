@@ -25,6 +25,7 @@ from rose_compiler.passes.split import Split
 from rose_compiler.passes.streams import Streams
 from rose_compiler.passes.tile_batch import TileBatch
 from rose_compiler.passes.unswitch import Unswitch
+from rose_compiler.passes.versions import Versions
 
 #: Packages register passes under this group: ``name = "package.module:PassClass"``.
 ENTRY_POINTS = "rose_compiler.passes"
@@ -79,6 +80,11 @@ ORDER: tuple[Entry, ...] = (
         "behind place, which gives each of the loops that it fuses its threads, and behind late: "
         "steps of a loop that goes to a thread as a whole lose their lanes; before next_reset, "
         "which places what stands around the loops",
+    ),
+    Entry(
+        Versions(),
+        "before next_reset and overlap: copies stand in the order that they give, and what waits "
+        "for training without them need not wait with them",
     ),
     Entry(
         NextReset(),

@@ -20,7 +20,7 @@ from rose_compiler.base.recurrence import Recurrence
 from rose_compiler.base.sizes import show_bytes
 from rose_compiler.ir import facts
 from rose_compiler.ir.facts import Spec
-from rose_compiler.ir.ops import APPEND, CONCAT, DRAW, JOIN_ROWS, MERGE, RANDN, SNAPSHOT
+from rose_compiler.ir.ops import APPEND, CONCAT, DRAW, JOIN_ROWS, MERGE, RANDN, SNAPSHOT, VERSION
 from rose_compiler.ir.program import (
     Program,
     body_of,
@@ -152,6 +152,9 @@ class _Adder:
 
     def _made(self, node: fx.Node, spec: Spec | None) -> tuple[str, Spec | None, float] | None:
         """What a node makes that program order does not, its type, and how many of it there are."""
+        if is_call(node, VERSION):
+            # the next trip's is made while this one's may still be read
+            return f"copies of {node.args[0]}, of two trips", spec, 2
         if is_call(node, SNAPSHOT):
             if any(is_call(u, APPEND) for u in node.users):
                 return None  # counted with the list

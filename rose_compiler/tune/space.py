@@ -23,6 +23,7 @@ def candidates(
     accumulate: bool = False,
     wrappers: bool = False,
     streams: bool = False,
+    copies: bool = False,
 ) -> list[Decision | None]:
     """Schedules to try, the user's own statements (``None``) or program order first.
 
@@ -44,6 +45,7 @@ def candidates(
         streams: whether some work may be queued on streams of its own beside the rest. The first
             two schedules that are tried have one more each that lets it: events cost the
             coordinator time, which small kernels do not win back.
+        copies: whether such work can be handed copies of parameters; one more candidate does.
     """
     found: list[Decision | None] = [None if eager else Decision()]
     groups = [g for g in (2, MAX_GROUPS) if g <= shards] or [1]
@@ -73,6 +75,8 @@ def candidates(
         plain = [one for one in found[1:2] if one is not None]
         rest = [one for one in found[1:] if one is not None]
         found = [found[0], *(replace(one, overlap=True) for one in rest), *plain]
+        if copies:
+            found += [replace(found[1], copies=True)] if found[1] is not None else []
     if accumulate:
         plain = [one for one in found[1:2] if one is not None]
         rest = [one for one in found[1:] if one is not None]

@@ -128,6 +128,17 @@ def evaluated(iterations: int, s: Any) -> Any:
     return obs
 
 
+def evaluated_first(iterations: int, s: Any) -> Any:
+    """Evaluates in front of every update what the last one has made."""
+    envs, eval_envs, agent, opt, obs, log = s.envs, s.eval_envs, s.agent, s.opt, s.obs, s.log
+    for it in range(iterations):
+        score = evaluate(eval_envs, agent)
+        log.append((it, score))
+        obs, seen, done, logps, paid = collect(envs, agent, obs)
+        learn(agent, opt, seen, done, logps, paid)
+    return obs
+
+
 def checkpointed(iterations: int, s: Any) -> Any:
     """Saves the networks and the optimizer behind every update."""
     envs, agent, opt, obs, folder = s.envs, s.agent, s.opt, s.obs, s.folder

@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 import torch
 
 import rose_compiler
 from rose_compiler.base.decision import Decision
+from rose_compiler.tune.memory import added
 from tests.loops import aside
 from tests.loops.aside import ENVS, ITERATIONS, STEPS, Field, Setup
 from tests.loops.bits import bits, differing, generators
@@ -87,10 +89,12 @@ def trained(fn: Callable[..., Any], make: Callable[[], Setup]) -> tuple[dict[str
 
 
 @contextlib.contextmanager
-def both(fn: Callable[..., Any], make: Callable[[], Setup] = Setup) -> Iterator[tuple[Any, Any]]:
+def both(
+    fn: Callable[..., Any], make: Callable[[], Setup] = Setup, decision: Decision = ASIDE
+) -> Iterator[tuple[Any, Any]]:
     """A training as written and compiled, with the same bits: the compiled function, its set-up."""
     plain, first = trained(fn, make)
-    with compiled(fn) as made:
+    with compiled(fn, decision) as made:
         found, second = trained(made, make)
         assert differing(plain, found) == []
         yield made, second
@@ -103,6 +107,42 @@ def test_an_evaluation_runs_while_the_next_iteration_collects() -> None:
     with both(aside.evaluated, lambda: Setup(Training, Waiting)) as (made, _):
         assert any(Waiting.seen), made.source
         assert "on lane 'thread:" in made.explain()
+
+
+class Evaluating(Field):
+    """Waits, in the first step of an evaluation on a thread, until a parameter is changed."""
+
+    seen: ClassVar[list[bool]] = []
+    weight: ClassVar[torch.Tensor]
+
+    @rose_compiler.component(reads=["self"], writes=["self"])
+    def step(self, action: Any) -> Any:
+        if self.count == 0 and threading.current_thread() is not threading.main_thread():
+            before, until = Evaluating.weight._version, time.monotonic() + PATIENCE / 2
+            while Evaluating.weight._version == before and time.monotonic() < until:
+                time.sleep(0.001)
+            self.seen.append(Evaluating.weight._version > before)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("fn", [aside.evaluated, aside.evaluated_first])
+def test_an_evaluation_of_copies_runs_while_the_parameters_are_trained(fn: Any) -> None:
+    def make() -> Setup:
+        Evaluating.seen.clear()
+        setup = Setup(eval_env=Evaluating)
+        Evaluating.weight = setup.agent.mean[0].weight
+        return setup
+
+    with both(fn, make, Decision(overlap=True, copies=True)) as (made, setup):
+        assert any(Evaluating.seen), made.source
+        lines, start = inspect.getsourcelines(aside.evaluate)
+        loop = next(start + k for k, line in enumerate(lines) if "for _ in" in line)
+        applied = made._schedule().history.remarks.applied()
+        assert loop in {w.line for r in applied if r.pass_name == "versions" for w in r.where}
+        size = sum(p.numel() * 4 for p in setup.agent.mean.parameters())
+        schedule = made._schedule()
+        pieces = added(made._last.unit.program, schedule.program)
+        assert sum(p.bytes for p in pieces if "copies of" in p.what) == 2 * size
 
 
 class Slow:

@@ -1,0 +1,182 @@
+"""versions: evaluations read copies of parameters, and go on while those are trained."""
+
+# ruff: noqa: E501 (programs as text have long lines)
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from rose_compiler.base.decision import Decision
+from rose_compiler.ir import facts, interp
+from rose_compiler.ir.ops import VERSION
+from rose_compiler.ir.parse import parse
+from rose_compiler.ir.program import Program, is_call, op_of
+from rose_compiler.passes.base import PassContext
+from rose_compiler.passes.manager import PassManager
+from rose_compiler.passes.overlap import Overlap
+from rose_compiler.passes.versions import Versions, copying
+from rose_compiler.testing import slots
+from rose_compiler.tune.space import candidates
+
+TEXT = """
+@op(reads=["envs", "agent.params"], writes=["envs"], kind="step", attributes={"step": {"env": "envs", "action": "agent"}})
+def collect(agent, envs): ...
+
+@op(reads=["agent.params", "envs"], writes=["@agent.params"], results=0, calls=["optimizer"])
+def train(agent, envs, x): ...
+
+@op(kind="graph", reads=["w"], writes=[], may_raise=False)
+def act(look, w):
+    y = look * w
+    return y
+
+@op(reads=["tests"], writes=["tests"], kind="step", attributes={"step": {"env": "tests", "action": "action"}})
+def try_out(action, tests): ...
+
+@op(reads=["log"], writes=["log"], results=0)
+def note(log, score): ...
+
+def iterations(n, start, *, agent, envs, tests, log):
+    w: state("agent.params.w") = state(agent, "w")
+    for it in training(0, n, 1):
+        x = collect(agent, envs)
+        for t, look in evaluation(0, 3, 1, look=start):
+            action = act(look, w)
+            seen = try_out(action, tests)
+            yield seen
+        score = evaluation.look
+        note(log, score)
+        train(agent, envs, x)
+        yield ()
+    return n
+"""
+COPIES = Decision(overlap=True, copies=True)
+CONTEXT = PassContext(options=COPIES)
+
+
+def test_an_evaluation_reads_copies(golden: Any) -> None:
+    golden("evaluation", [Versions(), Overlap()], CONTEXT, program=parse(TEXT), folder="versions")
+    assert copying(parse(TEXT))
+
+
+def beside(program: Program) -> bool:
+    """Whether an evaluation is awaited behind the update that stands after it."""
+    loop = next(n for n in program.graph.nodes if is_call(n) and op_of(n).name == "loop")
+    body = loop.graph.owning_module.get_submodule(str(loop.args[0].target))  # type: ignore[union-attr]
+    order = {op_of(n).name: s.order for n in body.graph.nodes if is_call(n) and (s := facts.get(n).slot)}  # fmt: skip
+    return order["loop"] < order["train"]
+
+
+class Agent:
+    def __init__(self) -> None:
+        self.w = torch.tensor(2.0)
+
+
+class Counted:
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def note(self, x: Any) -> Any:
+        self.seen.append(float(x))
+        return torch.tensor(float(x) + len(self.seen))
+
+
+def train(agent: Agent, envs: Counted, x: torch.Tensor) -> None:
+    agent.w.add_(0.25 * x)
+
+
+BIND: dict[str, Callable[..., Any]] = {
+    "collect": lambda agent, envs: envs.note(agent.w),
+    "train": train,
+    "try_out": lambda action, tests: tests.note(action) % 7,
+    "note": lambda log, score: log.seen.append(float(score)),
+}
+
+
+@pytest.mark.parametrize("trips", [0, 1, 4])
+def test_what_it_computes_is_what_program_order_does(trips: int) -> None:
+    def objects() -> dict[str, Any]:
+        return {"agent": Agent(), "envs": Counted(), "tests": Counted(), "log": Counted()}
+
+    plain = objects()
+    program = parse(TEXT, bind=BIND)
+    interp.run(program, [trips, torch.tensor(1.0)], plain)
+    PassManager([Versions(), Overlap()], verify=2).run(program, CONTEXT)
+    assert beside(program)
+    for seed in range(4):
+        found = objects()
+        slots.run(program, [trips, torch.tensor(1.0)], found, seed=seed)
+        assert float(found["agent"].w) == float(plain["agent"].w)
+        for name in ("envs", "tests", "log"):
+            assert found[name].seen == plain[name].seen
+
+
+REFUSED: dict[str, tuple[tuple[tuple[str, str], ...], PassContext]] = {
+    "switched-off": ((), PassContext(options=Decision(overlap=True))),
+    # a statement that is handed the policy itself
+    "effects-conflict": (
+        (
+            ('reads=["tests"], writes=["tests"], kind="step"', 'reads=["tests", "agent.params.w"], writes=["tests"], kind="step"'),
+            ("def try_out(action, tests)", "def try_out(action, agent, tests)"),
+            ("= try_out(action, tests)", "= try_out(action, agent, tests)"),
+        ),
+        CONTEXT,
+    ),
+    # nothing is known of how large the parameter is
+    "memory-limit": ((), PassContext(options=COPIES, memory_limit=1e9)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", REFUSED)
+def test_refused(code: str) -> None:
+    changes, context = REFUSED[code]
+    text = TEXT
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    program = parse(text)
+    history = PassManager([Versions()], verify=2).run(program, context)
+    assert [r.code for r in history.remarks.missed()] == [code]
+    assert not any(is_call(n, VERSION) for n in program.nodes())
+
+
+def test_a_size_above_the_limit_is_refused_and_one_below_is_not() -> None:
+    for limit, copied in ((7.0, 0), (8.0, 1)):  # two copies of four bytes
+        program = parse(TEXT, bind=BIND)
+        program.objects["agent"] = Agent()
+        history = PassManager([Versions()], verify=2).run(
+            program, PassContext(options=COPIES, memory_limit=limit)
+        )
+        assert sum(is_call(n, VERSION) for n in program.nodes()) == copied
+        assert [r.code for r in history.remarks.missed()] == ["memory-limit"][copied:]
+
+
+def test_memory_that_a_copy_would_not_lie_in_stays() -> None:
+    program = parse(TEXT, bind=BIND)
+    program.objects["agent"] = agent = Agent()
+    agent.w = torch.arange(4.0)[1]
+    history = PassManager([Versions()], verify=2).run(program, CONTEXT)
+    assert [r.code for r in history.remarks.missed()] == ["unsupported-shape"]
+
+
+@pytest.mark.parametrize(
+    "context",
+    [PassContext(options=Decision(copies=True)), PassContext(options=COPIES, run_ahead=False)],
+)
+def test_without_overlap_nothing_is_copied(context: PassContext) -> None:
+    program = parse(TEXT)
+    PassManager([Versions()], verify=2).run(program, context)
+    assert not any(is_call(n, VERSION) for n in program.nodes())
+
+
+def test_copies_are_one_more_candidate() -> None:
+    known: dict[str, Any] = {"close": False, "threads": 1, "asynchronous": True, "eager": True}
+    without = candidates(2, overlap=True, **known)
+    found = candidates(2, overlap=True, copies=True, **known)
+    assert [one for one in found if one is not None and one.copies] == found[len(without) :]
+    assert len(found) == len(without) + 1
+    assert candidates(2, copies=True, **known) == candidates(2, **known)
