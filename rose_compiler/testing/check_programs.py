@@ -57,7 +57,7 @@ PASSES = st.one_of(st.just(PIPELINE), st.sampled_from(_ALONE))
 #: The pass alone, as it leaves program order, and in front of what makes use of it.
 UNSWITCHING: tuple[tuple[Pass, ...], ...] = (PIPELINE, (Unswitch(), LateWork()), (Unswitch(),))
 #: The pipeline, with streams for all that may have one.
-_ON_STREAMS = tuple(Streams(worth=1) if isinstance(one, Streams) else one for one in PIPELINE)
+ON_STREAMS = tuple(Streams(worth=1) if isinstance(one, Streams) else one for one in PIPELINE)
 _DRAWN = st.one_of(programs(), programs(without=STOPPING, size=40))
 
 
@@ -202,7 +202,7 @@ def streams(data: Any, result: Result, folder: Path) -> None:
         result.features.update(features_of(program))
         before: Any = rollout.run(interp.run, program)
         context = replace(context, shards={"envs": rollout.shards})
-        result.count(PassManager(_ON_STREAMS).run(program, context))
+        result.count(PassManager(ON_STREAMS).run(program, context))
         _on_streams(lambda run: rollout.run(run, program), before, number, result)
         return
     generated: Generated = data.draw(_DRAWN)
@@ -215,7 +215,7 @@ def streams(data: Any, result: Result, folder: Path) -> None:
         result.shown = dump(program)
         verify(program)
     else:
-        passes = data.draw(st.sampled_from([(Streams(worth=1),), _ON_STREAMS]))
+        passes = data.draw(st.sampled_from([(Streams(worth=1),), ON_STREAMS]))
         result.count(PassManager(passes, verify=1).run(program, context))
     if before.raised:
         return
@@ -249,6 +249,11 @@ def _on_streams(
             torch.ones(1)
             for lane in own:
                 lane.submit(0, torch.ones, 1)
+    unordered(recording)
+
+
+def unordered(recording: RecordingStreams) -> None:
+    """Raise ``AssertionError`` for an access to memory that nothing orders, as of a difference."""
     try:
         recording.check()
     except RaceFound as race:

@@ -25,6 +25,7 @@ from rose_compiler.passes.base import PassContext
 from rose_compiler.passes.fuse import Fuse
 from rose_compiler.passes.manager import PassManager
 from rose_compiler.passes.pipeline import PIPELINE
+from rose_compiler.runtime.recording import RecordingStreams
 from rose_compiler.runtime.slow import SlowRuntime
 from rose_compiler.runtime.support import Runtime
 from rose_compiler.testing import aliasing, hosting
@@ -39,7 +40,7 @@ from rose_compiler.testing.capturing import (
     shuffle,
     values_of,
 )
-from rose_compiler.testing.check_programs import DECISIONS, SEEDS
+from rose_compiler.testing.check_programs import DECISIONS, ON_STREAMS, SEEDS, unordered
 from rose_compiler.testing.lanes import execute
 from rose_compiler.testing.result import Check, Result, module_of, start_generators, written
 
@@ -115,6 +116,36 @@ def trainings(data: Any, result: Result, folder: Path) -> None:
     assert eager[3] == found[3], f"eager raised {eager[3]!r}, compiled {found[3]!r}"
     where = difference(eager, found)
     assert where is None, f"compiled differs from eager at {where}"
+
+
+def streamed(data: Any, result: Result, folder: Path) -> None:
+    """Whole trainings, compiled to a schedule whose work is on streams, on streams that find a
+    missing wait and memory that is let go too early."""
+    module, make = module_of(data.draw(aliasing.trainings()), aliasing, result, folder)
+    decision = replace(data.draw(DECISIONS), lanes="inline", streams=True)
+    decision.save(folder / "decision.json")
+    fast = compile_(
+        module.main,
+        numerics="bitwise",
+        tune=folder / "decision.json",
+        backend="virtual:h200",
+        passes=ON_STREAMS,
+    )
+    recording = RecordingStreams()
+    fast._runtime = Runtime(streams=recording)
+    try:
+        eager = _trained(module.main, make)
+        with recording:
+            found = _trained(fast, make)
+        _count(fast, result)
+    finally:
+        fast.close()
+    result.features["raises"] += eager[3] != ""
+    assert eager[3] == found[3], f"eager raised {eager[3]!r}, compiled {found[3]!r}"
+    where = difference(eager, found)
+    assert where is None, f"compiled differs from eager at {where}"
+    if not eager[3]:
+        unordered(recording)
 
 
 def losses(data: Any, result: Result, folder: Path) -> None:

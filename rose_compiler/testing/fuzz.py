@@ -25,7 +25,14 @@ from rose_compiler.testing.check_programs import (
     streams,
     updates,
 )
-from rose_compiler.testing.check_sources import captured, hosted, losses, recurrences, trainings
+from rose_compiler.testing.check_sources import (
+    captured,
+    hosted,
+    losses,
+    recurrences,
+    streamed,
+    trainings,
+)
 from rose_compiler.testing.result import Check
 from rose_compiler.testing.result import Result as Result
 
@@ -42,6 +49,7 @@ KINDS: dict[str, Check] = {
     "aliasing": captured(aliasing),
     "recurrences": recurrences,
     "trainings": trainings,
+    "streamed": streamed,
     "losses": losses,
     "hosted": hosted,
 }

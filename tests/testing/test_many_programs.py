@@ -47,6 +47,7 @@ SUITE: dict[str, tuple[int, dict[str, int]]] = {
     "aliasing": (60, {"moves": 1}),
     "recurrences": (80, {"scan": 1}),
     "trainings": (22, {"hoist": 1, "late": 1}),
+    "streamed": (6, {"streams": 6}),
     "losses": (12, {"fuse": 4}),
     "hosted": (8, {"hosts": 2}),
 }
@@ -69,6 +70,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "aliasing": ("for", "attribute store", "indexed store", "in-place operator", "call"),
     "recurrences": ("for", "indexed store"),
     "trainings": ("for", "if", "loop in a loop", "attribute store", "in-place operator"),
+    "streamed": ("for", "indexed store"),
     "losses": ("for", "in-place operator", "call", "fused", "fused alone", "blocked"),
     "hosted": ("for", "if", "call"),
 }
