@@ -12,13 +12,13 @@ import torch.fx as fx
 
 from rose_compiler.base.errors import SourceLocation
 from rose_compiler.base.remarks import Blocker, RemarkLog
-from rose_compiler.frontend import makes
 from rose_compiler.frontend.module_modes import as_recorded, stays
 from rose_compiler.frontend.numbers import numbers_read
 from rose_compiler.frontend.record import Record
 from rose_compiler.frontend.trace import Traced, trace
+from rose_compiler.frontend.varying import why_varying
 from rose_compiler.ir import facts
-from rose_compiler.ir.deps import Dependences, title
+from rose_compiler.ir.deps import Dependences
 from rose_compiler.ir.effects import RNG_TORCH, related
 from rose_compiler.ir.ops import STATE, Op, Signature
 from rose_compiler.ir.program import Program, is_call, is_item, is_state, op_of, output_node
@@ -56,25 +56,11 @@ def trace_runs(program: Program, record: Record, log: RemarkLog) -> int:
         if not any(is_call(n) and _steps(n) for n in loop.graph.nodes):
             continue
         deps = Dependences(program)
-        if any(is_call(n) and record.varies(n) for n in loop.graph.nodes):
+        if any(is_call(n) and why_varying(n, record) for n in loop.graph.nodes):
             _tell_varying(program, find_runs(loop.graph, record, deps, varying=True), record, log)
         for run in find_runs(loop.graph, record, deps):
             made += make_graph(program, run, record, log)
     return made
-
-
-def why_varying(node: fx.Node, record: Record) -> Blocker | None:
-    """Why what an operation is handed keeps it from being traced: another type on another trip."""
-    found = makes.two(record.makes.get(node, ()), tails=False)
-    if found is None:
-        return None
-    position, first, second = found
-    return Blocker(
-        "not-traceable",
-        f"{title(node)}: `{op_of(node).signature.params[position]}` is {makes.told(first)} on one "
-        f"trip and {makes.told(second)} on another, and a graph is right for one of them",
-        "values of one type on all trips, by a conversion in front of the loop",
-    )
 
 
 def _tell_varying(program: Program, runs: list[Run], record: Record, log: RemarkLog) -> None:
@@ -166,7 +152,7 @@ def traceable(node: fx.Node, record: Record, *, varying: bool = False) -> bool:
     """
     if not is_call(node) or node not in record.examples:
         return False
-    if record.varies(node) and not varying:
+    if not varying and why_varying(node, record) is not None:
         return False
     op = op_of(node)
     signature = op.signature

@@ -10,7 +10,7 @@ import torch
 import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
-from rose_compiler.frontend.graphs import hold_numbers, is_tensor_item, names_of, why_varying
+from rose_compiler.frontend.graphs import hold_numbers, is_tensor_item, names_of
 from rose_compiler.frontend.loss_run import (
     CONTAINERS,
     NO_GRAD,
@@ -25,6 +25,7 @@ from rose_compiler.frontend.rebinding import writes_in_place
 from rose_compiler.frontend.record import Record
 from rose_compiler.frontend.trace import Traced, trace
 from rose_compiler.frontend.tuples import opened_tuples
+from rose_compiler.frontend.varying import why_varying
 from rose_compiler.ir import facts
 from rose_compiler.ir.deps import Dependences
 from rose_compiler.ir.draws import differs, take_draws
@@ -132,7 +133,9 @@ class _Tracer:
     def _fits(self, node: fx.Node) -> bool:
         """Whether an operation may be part of the graph: torch only, nothing written, no draw
         other than one that its trace must show not to happen."""
-        if not is_call(node) or node not in self.record.examples or self.record.varies(node):
+        if not is_call(node) or node not in self.record.examples:
+            return False
+        if why_varying(node, self.record) is not None:
             return False
         op = op_of(node)
         signature = op.signature

@@ -27,7 +27,8 @@ DEPTH, OBJECTS = 8, 5000
 #: Items of a sequence that are looked at one by one.
 ITEMS = 64
 _ALL_KEYS = frozenset(("items", "values", "keys"))
-_Step = tuple[str, Any]  # "attr" or "item", and which
+#: "attr" or "item", and which; "length"; "keys", and those that are looked for (``None``: all)
+_Step = tuple[str, Any]
 _GONE = object()
 
 
@@ -50,6 +51,8 @@ class Number:
             for kind, key in self.steps:
                 if kind == "attr":
                     at = getattr(at, key)
+                elif kind == "keys":
+                    at = _keys(at, key)
                 else:
                     at = len(at) if kind == "length" else at[key]
         except (AttributeError, LookupError, TypeError):
@@ -74,6 +77,7 @@ class Mentions:
     attributes: set[str] = field(default_factory=set)
     keys: set[str] = field(default_factory=set)
     any_key: bool = False
+    all_keys: bool = False  # of a dict that is gone through: one more has its effect
     globals: dict[tuple[int, str], tuple[dict[str, Any], str]] = field(default_factory=dict)
     free: dict[int, tuple[str, Any]] = field(default_factory=dict)
     _seen: set[types.CodeType] = field(default_factory=set)
@@ -97,10 +101,12 @@ class Mentions:
                 self.keys.add(at.argval)
             constant = before is not None and before.opname == "LOAD_CONST"
             spread = at.opname in ("CALL_FUNCTION_EX", "DICT_MERGE", "DICT_UPDATE")
+            self.all_keys |= spread
             self.any_key |= spread or (at.opname == "BINARY_SUBSCR" and not constant)
             before = at
         names = set(code.co_names)
-        self.any_key |= bool(names & _ALL_KEYS)
+        through = bool(names & _ALL_KEYS)
+        self.all_keys, self.any_key = self.all_keys or through, self.any_key or through
         if "getattr" in names or "attrgetter" in names:
             self.attributes.update(c for c in code.co_consts if isinstance(c, str))
 
@@ -158,6 +164,10 @@ class _Found:
 
     def _below(self, value: Any, where: str) -> Iterator[tuple[str, Any, Any, str]]:
         if isinstance(value, Mapping):
+            # a key that is not there may be looked for: `if "clip" in cfg`, `cfg.get("clip")`
+            looked = None if self.mentions.all_keys else frozenset(self.mentions.keys)
+            if (present := _keys(value, looked)) is not None:
+                yield "keys", looked, present, f"which keys {where} has"
             for key in list(value):
                 if self.mentions.key(key):
                     yield "item", key, value[key], f"{where}[{key!r}]"
@@ -184,6 +194,13 @@ class _Found:
             for key, each in list(vars(cls).items()):
                 if key in known and key not in below and _plain_data(each):
                     yield "attr", key, each, f"{where}.{key}"
+
+
+def _keys(of: Any, looked: frozenset[str] | None) -> tuple[str, ...] | None:
+    """The keys of a dict that are names, in order: all, or those that are looked for."""
+    if not isinstance(of, Mapping):
+        return None
+    return tuple(k for k in of if isinstance(k, str) and (looked is None or k in looked))
 
 
 def _plain_data(value: Any) -> bool:
