@@ -455,6 +455,11 @@ class Breaks(Drift):
         raise LookupError("no such joint")
 
 
+@triggers("sim-recover")
+def _unrecoverable() -> object:
+    return ShardedEnv.split([Breaks] * 2, shards=1, hosts="process", recover=True)
+
+
 @triggers("sim-unusable")
 def _unusable() -> object:
     envs = ShardedEnv.split([Breaks] * 2, shards=2, hosts="inline")

@@ -8,4 +8,4 @@ from tests.snippets import ROOT, run
 
 
 def test_the_code_on_the_page_runs(tmp_path: Path) -> None:
-    assert len(list(run(ROOT / "docs" / "hosts.md", tmp_path))) == 2
+    assert len(list(run(ROOT / "docs" / "hosts.md", tmp_path))) == 3

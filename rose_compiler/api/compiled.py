@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rose_compiler.api.costing import CostModel
-from rose_compiler.api.objects import hosted
+from rose_compiler.api.objects import hosted, simulators
 from rose_compiler.api.options import Options
 from rose_compiler.api.quotas import VIRTUAL, plan_quotas
 from rose_compiler.api.reporting import write_report
@@ -216,8 +216,9 @@ class Compiled:
         log.extend(self._require().unit.watch.remarks)
         log.extend(self._schedule().history.remarks)
         log.extend(self._require().unit.profiling.remarks(pipelined=tuning.tuned))
-        for component in hosted(self._require().unit.program.objects).values():
-            log.extend(component.rose_remarks)
+        named = self._require().unit.program.objects
+        for component in (*hosted(named).values(), *simulators(named).values()):
+            log.extend(getattr(component, "rose_remarks", ()))
         head = textwrap.fill(f"{self.__name__}: {tuning.summary()}", width, break_long_words=False)
         parts = [head, log.render(width)]
         table = tuning.table(width)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rose_compiler.base.errors import fail
+from rose_compiler.base.remarks import Remark
 from rose_compiler.runtime.hosts import ProcessHost, ThreadHost
 from rose_compiler.runtime.hosts.process import abandon_all
 from rose_compiler.sim.body import Body, BodyFactory, Traits
-from rose_compiler.sim.shards import BaseShard, InlineShard, ProcessShard, ThreadShard
+from rose_compiler.sim.process_shard import ProcessShard
+from rose_compiler.sim.shards import BaseShard, InlineShard, ThreadShard
 from rose_compiler.sim.shared_body import SharedBodyFactory
 
 
-def checked(shards: Sequence[Any], hosts: str) -> list[Any]:
+def checked(shards: Sequence[Any], hosts: str, recover: bool = False) -> list[Any]:
     """Check the list of shards before anything is built."""
+    if recover and hosts != "process":
+        what = "only shards in processes can be recovered"
+        raise fail("sim-shards", what, expected='hosts="process"', found=f"hosts={hosts!r}")
     if hosts not in ("inline", "thread", "process"):
         raise fail(
             "sim-shards",
@@ -143,27 +149,34 @@ def in_processes(
     timeout: float | None,
     start_timeout: float | None,
     environment: dict[str, str] | None,
+    remarks: list[Remark] | None = None,
 ) -> list[BaseShard]:
-    """Build the shards in a process each, at the same time."""
+    """Build the shards in a process each, at the same time; with ``remarks``, which tell of it, a
+    new process takes over from one that ends."""
     hosts: list[ProcessHost] = []
+    makers: list[Callable[[], ProcessHost]] = []
     shards: list[BaseShard] = []
     offset = 0
     try:
         for i, factory in enumerate(factories):
-            hosts.append(
-                ProcessHost(
-                    SharedBodyFactory(factory),
-                    name=f"shard {i}",
-                    timeout=timeout,
-                    environment=environment,
-                    start_timeout=start_timeout,
-                )
+            again = partial(
+                ProcessHost,
+                SharedBodyFactory(factory),
+                name=f"shard {i}",
+                timeout=timeout,
+                environment=environment,
+                start_timeout=start_timeout,
             )
+            hosts.append(again())
+            makers.append(again)
         for host in hosts:
             host.ready()
         for i, host in enumerate(hosts):
             traits = host.call("traits")
-            shards.append(ProcessShard(f"shard {i}", traits, offset, host))
+            shard = ProcessShard(f"shard {i}", traits, offset, host, makers[i])
+            if remarks is not None:
+                shard.recover(remarks)
+            shards.append(shard)
             offset += traits.num_envs
     except BaseException:
         abandon_all(hosts)

@@ -14,14 +14,16 @@ from gymnasium.vector.utils import batch_space
 
 from rose_compiler.base import phases
 from rose_compiler.base.errors import fail
+from rose_compiler.base.remarks import Remark
 from rose_compiler.runtime.hosts.process import close_all
 from rose_compiler.sim import build, layout
 from rose_compiler.sim.body import BodyFactory
 from rose_compiler.sim.envpool_shards import envpool_factories
 from rose_compiler.sim.infos import merge as merge_infos
+from rose_compiler.sim.process_shard import ProcessShard
 from rose_compiler.sim.protocol import StepResult
 from rose_compiler.sim.shard_vector import BodyResult
-from rose_compiler.sim.shards import BaseShard, HostedShard, ProcessShard, let_go, lost
+from rose_compiler.sim.shards import BaseShard, HostedShard, let_go, lost
 from rose_compiler.sim.together import Batched
 
 Hosts = Literal["inline", "thread", "process"]
@@ -56,12 +58,18 @@ class ShardedEnv(VectorEnv):
     ``autoreset_mode`` is that of shards given as factories of single environments; None means
     gymnasium's next-step. ``environment`` adds variables to the processes' environment.
 
+    ``recover`` (process hosts): a process that dies, or hangs past ``timeout``, costs nothing but
+    time, if the environments have ``get_state()`` and ``set_state(state)``: a new one starts from
+    their latest state and repeats what was asked since. Wrappers of gymnasium's and generators are
+    seen to. The state is taken between steps, for at most 1% of the time. What an environment
+    writes to the outside is written twice.
+
     A step or reset that fails leaves the environments out of step with each other: every later
     use raises ``RuntimeFault``, and threads and processes are let go. A step before the first reset
     only raises what the environments raise, and :meth:`reset` works after that.
 
     Raises ``FactoryError`` for a factory that can't be pickled or that raises in its host,
-    ``ConfigError`` for shards that don't fit together.
+    ``ConfigError`` for shards that don't fit together, or can't be recovered.
     """
 
     def __init__(
@@ -73,14 +81,18 @@ class ShardedEnv(VectorEnv):
         autoreset_mode: str | AutoresetMode | None = None,
         start_timeout: float | None = 120.0,
         environment: dict[str, str] | None = None,
+        recover: bool = False,
     ) -> None:
+        #: What became of processes that ended, with ``recover=True``.
+        self.rose_remarks: list[Remark] = []
         self._shards: list[BaseShard] = []
         self._collected: list[BodyResult] = []  # of the step under way, by shards in order
         mode = AutoresetMode.NEXT_STEP if autoreset_mode is None else AutoresetMode(autoreset_mode)
-        items = build.checked(shards, hosts)
+        items = build.checked(shards, hosts, recover)
         factories = [BodyFactory(item, mode) for item in items]
         if hosts == "process":
-            self._shards = build.in_processes(factories, timeout, start_timeout, environment)
+            told = self.rose_remarks if recover else None
+            self._shards = build.in_processes(factories, timeout, start_timeout, environment, told)
         elif hosts == "thread":
             self._shards = build.in_threads(factories, timeout)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -12,14 +12,12 @@ import numpy as np
 from rose_compiler.base import phases
 from rose_compiler.base.errors import RoseError, RuntimeFault, fail, register
 from rose_compiler.runtime.hosts import ProcessHost, ThreadHost, Ticket
-from rose_compiler.runtime.hosts.child import bind_process
 from rose_compiler.runtime.hosts.process import abandon_all
 from rose_compiler.sim import layout
 from rose_compiler.sim.body import Body, Timed, Traits
 from rose_compiler.sim.infos import expand
 from rose_compiler.sim.protocol import StepResult
 from rose_compiler.sim.shard_vector import BodyResult
-from rose_compiler.sim.shared_body import SharedView
 from rose_compiler.sim.tables import Table
 
 #: Seconds to take in an answer that has arrived, though the time to wait for it is over.
@@ -215,10 +213,11 @@ def let_go(shards: Iterable[BaseShard]) -> None:
     """End threads and processes without their results; environments in the caller stay."""
     processes = []
     for shard in shards:
-        if isinstance(shard, ThreadShard):
-            shard.host.abandon()
-        elif isinstance(shard, ProcessShard):
-            processes.append(shard.host)
+        host = shard.host if isinstance(shard, HostedShard) else None
+        if isinstance(host, ThreadHost):
+            host.abandon()
+        elif host is not None:
+            processes.append(host)
     abandon_all(processes)
 
 
@@ -379,66 +378,3 @@ class ThreadShard(HostedShard):
     def _finish_reset(self) -> tuple[Any, Any]:
         result: tuple[Any, Any] = self._wait()
         return result
-
-
-class ProcessShard(HostedShard):
-    """A shard in a process of its own: arrays in shared memory, messages for the rest."""
-
-    rose_threads = 1
-
-    def __init__(self, name: str, traits: Traits, offset: int, host: ProcessHost) -> None:
-        super().__init__(name, traits, offset)
-        self.host: ProcessHost = host
-        plan = layout.Layout.of(
-            traits.single_observation_space, traits.single_action_space, traits.num_envs
-        )
-        memory, _ = host.share("attach", plan.size, plan, offset)
-        self._view = SharedView(memory, plan, layout.Tree(traits.single_observation_space))
-
-    def batch_wrappers(self, on: bool) -> None:
-        """Let the environments' wrappers advance at once from now on, or one by one."""
-        self._view.at_once[0] = on
-
-    def _begin(self, actions: Any) -> None:
-        self._view.clock[1:] = 0.0  # what it says is of this step, or of none that has ended
-        if hasattr(actions, "detach"):  # a tensor would make the process load torch
-            actions = actions.detach().cpu().numpy()
-        if not self._view.fits(actions):
-            self._ticket = self.host.submit("step_with", actions)
-            return
-        changed = self._view.put_actions(actions)
-        if changed is not None:
-            self.host.submit("actions_are", *changed)
-        self._ticket = self.host.submit("step")
-
-    def _finish(self) -> BodyResult:
-        return self._view.result(self._wait())
-
-    def _finish_reset(self) -> tuple[Any, Any]:
-        return self._view.obs(self._wait())
-
-    @property
-    def pid(self) -> int:
-        """The process of the environments."""
-        return self.host.pid
-
-    def rose_limit(self, cores: Collection[int] | None, threads: int | None) -> bool:
-        """Bind the process to these cores, for quotas; it has one thread that computes. Raises
-        ``OSError`` if the system refuses."""
-        if cores is not None:
-            bind_process(self.pid, cores)
-        return True
-
-    def timed(self, on: bool) -> None:
-        """Let the process time its steps from now on, or not; not while one is under way."""
-        self._view.clock[:] = on, 0.0, 0.0, 0.0, 0.0
-
-    def times(self) -> tuple[float, float, float] | None:
-        """When the last step began and ended (``perf_counter``), and its CPU seconds; None where
-        it was not timed."""
-        _, start, end, cpu, _ = map(float, self._view.clock)
-        return (start, end, cpu) if end else None
-
-    def phases(self) -> list[phases.Ended]:
-        """The named phases in the last step, if it was timed; before the next begins."""
-        return list(self.host.call("phases")) if self._view.clock[4] else []

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import mmap
+import pickle
 from dataclasses import dataclass
 from time import perf_counter, process_time
 from typing import Any
 
+import cloudpickle
 import numpy as np
 
 from rose_compiler.base import phases
-from rose_compiler.sim import layout
+from rose_compiler.sim import layout, states
 from rose_compiler.sim.body import Body, BodyFactory, Traits
 from rose_compiler.sim.codec import InfoCodec
 from rose_compiler.sim.shard_vector import BodyResult, ShardVector
@@ -90,6 +92,22 @@ class SharedBody:
         """Reset all environments, or those of the mask."""
         obs, infos = self.body.reset(seed, options, mask)
         return self._message(self._publish_obs(obs), infos)
+
+    def why_no_state(self) -> str | None:
+        """Why the environments can't hand over their state; None if they can."""
+        return states.why_none(self.body.env)
+
+    def get_state(self) -> bytes:
+        """The environments' state, which only another such process has to understand."""
+        return cloudpickle.dumps((states.take(self.body.env), self.body._last is None))
+
+    def set_state(self, blob: bytes) -> None:
+        """Let the environments, just built, go on from there."""
+        state, unused = pickle.loads(blob)
+        env = self.body.env
+        states.put(env, state)
+        if not unused and type(env) is ShardVector:
+            self.body._last = env._observations
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Each environment's attribute, or the result of its method."""

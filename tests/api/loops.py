@@ -2,41 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import nn
 
 from rose_compiler.sim import ShardedEnv
-
-
-class Drift(gymnasium.Env):
-    """A point that drifts at random; an episode has twelve steps. All fail once one is broken."""
-
-    broken: ClassVar[BaseException | None] = None
-
-    def __init__(self) -> None:
-        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-        self.action_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
-        self.position = np.zeros(3, np.float32)
-        self.count = 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.count = 0
-        self.position = self.np_random.normal(size=3).astype(np.float32)
-        return self.position.copy(), {}
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        if self.broken is not None:
-            raise self.broken
-        self.count += 1
-        noise = self.np_random.normal(size=3)
-        self.position = (0.9 * self.position + 0.1 * noise + action).astype(np.float32)
-        return self.position.copy(), -float(np.abs(self.position).sum()), False, self.count > 11, {}
+from tests.api.points import Drift
 
 
 class Buffer:

@@ -15,7 +15,7 @@ from host_parts import Counter, Interrupted, Learner, Stubborn, Tuner
 
 import rose_compiler
 from rose_compiler.base.errors import HostDied
-from rose_compiler.runtime.hosts import moving, reviving
+from rose_compiler.runtime.hosts import moving, tape
 from rose_compiler.runtime.hosts.hosted import Hosted
 from rose_compiler.runtime.hosts.making import hosted
 from rose_compiler.runtime.hosts.pending import begin
@@ -176,7 +176,7 @@ def test_taking_the_state_costs_next_to_nothing_of_short_iterations() -> None:
 
 
 def test_what_is_kept_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reviving, "CALLS", 6)
+    monkeypatch.setattr(tape, "CALLS", 6)
     with hosted(Counter, recover=True) as far:
         far.rose_boundary()
         for _ in range(4):  # near the bound the state is taken, whatever that costs
@@ -184,11 +184,11 @@ def test_what_is_kept_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
                 far.add(np.ones(3))
             far.rose_boundary()
         assert far._journal is not None
-        assert far._journal._entries == []
+        assert far._journal.entries == []
         assert not far.rose_remarks
         for _ in range(20):  # outside of any compiled loop
             far.add(np.ones(3))
-            assert len(far._journal._entries) <= 6
+            assert len(far._journal.entries) <= 6
         (remark,) = far.rose_remarks
         assert "can't be brought back before the next iteration" in remark.why
         far.rose_boundary()
@@ -206,7 +206,7 @@ def test_what_is_kept_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bytes_are_bounded_too_and_parameters_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reviving, "BYTES", 1 << 20)
+    monkeypatch.setattr(tape, "BYTES", 1 << 20)
     with hosted(Counter, recover=True) as far:
         far.rose_boundary()
         for value in range(100):  # superseded before any call had them
@@ -230,7 +230,7 @@ def test_answers_are_not_kept_with_what_is_repeated() -> None:
             far.publish({"w": np.full(1, float(value))})
             far.add(np.ones(3))
         assert far._journal is not None
-        kept = [each for each in far._journal._entries if each.pending is not None]
+        kept = [each for each in far._journal.entries if each.pending is not None]
         assert len(kept) == 1
         killed(far)
         assert far.add(np.zeros(3)).tolist() == [15.0] * 3
@@ -246,7 +246,7 @@ def test_a_function_that_is_closed_keeps_nothing(tmp_path: Path) -> None:
         step.close()
         assert not far._journal._started
         far.add(np.ones(3))
-        assert far._journal._entries == []
+        assert far._journal.entries == []
         step(far, np.ones(3), [])  # which may be called again
         killed(far)
         step(far, np.ones(3), [])

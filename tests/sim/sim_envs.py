@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
+import random
 import signal
 import time
 from typing import Any, ClassVar
@@ -159,6 +160,51 @@ class Faulty(Walk):
                 time.sleep(60)
         obs, reward, _, _, infos = super().step(action)
         return obs, reward, False, False, infos
+
+
+class Mortal(Walk):
+    """A walk that can hand over its state, and ends its process, or hangs, in one of its steps: as
+    long as there is a file of that name, which it takes away first unless ``always``."""
+
+    def __init__(
+        self, index: int, how: str = "none", at: int = 0, file: str = "", always: bool = False
+    ) -> None:
+        super().__init__(index)
+        self.how, self.at, self.file, self.always = how, at, pathlib.Path(file), always
+        self.total = 0
+        self.push = 0.0
+        self.draws = False
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.total += 1
+        if self.how != "none" and self.total == self.at and self.file.exists():
+            if not self.always:
+                self.file.unlink()
+            if self.how == "hang":
+                time.sleep(60)
+            os.kill(os.getpid(), signal.SIGKILL)
+        obs, reward, terminated, truncated, infos = super().step(action)
+        noise = np.random.normal() + random.random() if self.draws else 0.0  # noqa: NPY002
+        return obs, reward + self.push + noise, terminated, truncated, infos
+
+    def shove(self, push: float) -> float:
+        self.push += push
+        return self.push
+
+    def get_state(self) -> Any:
+        return self.position.copy(), self.count, self.total, self.push, list(self.actions)
+
+    def set_state(self, state: Any) -> None:
+        self.position, self.count, self.total, self.push, self.actions = state
+
+
+def drawing(index: int, *args: Any) -> Mortal:
+    """One that draws from its process's generators, whose seeds are the same each time."""
+    random.seed(index)
+    np.random.seed(index)  # noqa: NPY002
+    env = Mortal(index, *args)
+    env.draws = True
+    return env
 
 
 class Slow(Walk):

@@ -29,7 +29,7 @@ from rose_compiler.base.errors import (
 )
 from rose_compiler.runtime.remote import ShardLane
 from rose_compiler.sim import ShardedEnv
-from rose_compiler.sim.shards import ProcessShard
+from rose_compiler.sim.process_shard import ProcessShard
 
 HOSTS = ("inline", "thread", "process")
 HERE = Path(__file__).parent

@@ -17,15 +17,7 @@ from rose_compiler.base.errors import HostDied
 from rose_compiler.base.remarks import Blocker, Remark
 from rose_compiler.runtime.hosts import arrays, parameters
 from rose_compiler.runtime.hosts.pending import Pending
-
-#: Deaths between two boundaries from which a component is brought back: a call that ends its
-#: process would end the next one too.
-LIVES = 3
-#: Most of the time that taking states may cost, while less than half of this is kept:
-SHARE = 0.01
-#: most calls, and most bytes of their arguments and of parameters, that are kept to be repeated.
-CALLS = 1 << 14
-BYTES = 1 << 29
+from rose_compiler.runtime.hosts.tape import LIVES, Tape
 
 
 @dataclass(frozen=True)
@@ -49,25 +41,20 @@ class Entry:
     version: int = 0
 
 
-class Journal:
+class Journal(Tape):
     """Brings one component back. ``stateful``: whether its state has to be taken and put back."""
 
+    entries: list[Entry]
+
     def __init__(self, component: Any, stateful: bool) -> None:
+        super().__init__(component.name, component.rose_remarks, "iteration")
         self._component = component
         self._stateful = stateful
-        self._lives = LIVES
-        self._failed: str | None = None  # why it is not brought back
-        self._told = False  # that the bound was passed
-        self._busy = False  # bringing it back, or taking its state: nothing of that is an entry
-        self._state: Any = None
-        self._started = False  # a state was taken
+        self._started = not stateful
         self._published: dict[str, Any] | None = None
         self._version = 0
-        self._entries: list[Entry] = []
-        self._size = 0  # of the entries, in bytes
         self._waiting: list[Entry] = []  # calls that had no answer yet
-        self._taken_at = 0.0
-        self._cost = 0.0
+        self._given: Any = None
 
     # -- noting ----------------------------------------------------------------------------------
 
@@ -78,10 +65,9 @@ class Journal:
             self._failed = None
         if not self._stateful or self._busy:
             return
-        began = perf_counter()
-        near = len(self._entries) > CALLS // 2 or self._size > BYTES // 2
-        if self._started and not near and began - self._taken_at < self._cost / SHARE:
+        if not self.due():
             return
+        began = perf_counter()
         component = self._component
         self._busy = True
         try:
@@ -95,25 +81,23 @@ class Journal:
             return  # the earlier state and what was asked since are still known
         finally:
             self._busy = False
-        self._taken(state)
-        self._cost = self._taken_at - began
+        self._taken(state, perf_counter() - began)
 
     def moved(self, state: Any) -> None:
         """The component has gone to another process with this state."""
-        if self._started:
+        if self._stateful and self._started:
             self._taken(state)
 
-    def _taken(self, state: Any) -> None:
+    def _taken(self, state: Any, cost: float | None = None) -> None:
         """This is the state now, every call answered."""
-        published = [entry.values for entry in self._entries if entry.call is None]
+        published = [entry.values for entry in self.entries if entry.call is None]
         if published:
             self._published = published[-1]
         elif not self._started:
             self._published = _parameters(self._component)
         self._version = self._component.version
-        self._state, self._started, self._failed = state, True, None
-        self._entries, self._waiting, self._size = [], [], 0
-        self._taken_at = perf_counter()
+        self._waiting = []
+        self.took(state, cost)
 
     def issued(self, call: Call, found: Sequence[Any], pending: Pending) -> None:
         """A call was issued with these arrays."""
@@ -124,32 +108,15 @@ class Journal:
             size = len(call.blob) + arrays.room(call.layouts)
             entry = Entry([copied(array) for array in found], size, call, pending)
             self._waiting = [one for one in self._waiting if one.pending is not None] + [entry]
-            self._keep(entry)
+            self.keep(entry, size)
 
     def published(self, state: dict[str, Any], version: int, size: int) -> None:
         """Parameters were published: ``size`` bytes."""
         if self._stateful and self._started and not self._busy:
-            if self._entries and self._entries[-1].call is None:
-                self._size -= self._entries.pop().size  # no call has had those
+            if self.entries and self.entries[-1].call is None:
+                self._size -= self.entries.pop().size  # no call has had those
             values = {name: copied(value) for name, value in state.items()}
-            self._keep(Entry(values, size, version=version))
-
-    def _keep(self, entry: Entry) -> None:
-        self._entries.append(entry)
-        self._size += entry.size
-        if len(self._entries) <= CALLS and self._size <= BYTES:
-            return
-        self._forget()
-        name = self._component.name
-        why = (
-            f"{name!r} can't be brought back before the next iteration: it was asked more since "
-            f"its state was taken than is kept, {CALLS} calls and {BYTES >> 20} MiB of arguments"
-        )
-        self._failed = f"rose: {why}"
-        if not self._told:
-            self._told = True
-            blocker = Blocker("hosted-elsewhere", why, "fewer calls, or shorter iterations")
-            self._component.rose_remarks.append(Remark.from_blocker("hosts", blocker))
+            self.keep(Entry(values, size, version=version), size)
 
     def released(self) -> None:
         """No iterations any more: what was kept is let go."""
@@ -162,8 +129,9 @@ class Journal:
         self._lives, self._failed = LIVES, None
 
     def _forget(self) -> None:
-        self._started, self._state, self._published = False, None, None
-        self._entries, self._waiting, self._size = [], [], 0
+        super()._forget()
+        self._started = not self._stateful
+        self._published, self._waiting = None, []
 
     def _useless(self) -> None:
         why = f"{self._component.name!r} can't be brought back after the end of its process"
@@ -174,42 +142,18 @@ class Journal:
 
     # -- bringing it back ------------------------------------------------------------------------
 
-    def revive(self, error: BaseException) -> None:
-        """Bring the component back in a new process, all its calls answered or under way again.
+    def _usable(self) -> bool:
+        return bool(self._component._host.usable)
 
-        Raises ``error``, which told of its end, where that can't be. Every call raises then, of a
-        component with state until ``restart()``, of a stateless one until the next iteration.
-        """
-        component = self._component
-        if component._host.usable:
-            raise error  # the component's own, or a call's that an earlier process left behind
-        if self._failed is not None:
-            error.add_note(self._failed)
-        if self._busy or self._lives == 0 or (self._stateful and not self._started):
-            raise error
-        self._lives -= 1
-        self._busy = True
-        given = component._published, component._version
-        done = False
-        try:
-            again = self._repeat_all if self._stateful else self._ask_again
-            count = again()
-            done = True
-        except Exception as failure:  # what the component's `set_state` raises among them
-            if not isinstance(failure, HostDied):
-                error.add_note(f"rose: it could not be brought back: {failure!r}")
-                self._failed = error.__notes__[-1]
-            raise error from None
-        finally:
-            # nor may what Ctrl-C has left half restored answer as if it were the component
-            self._busy = False
-            if not done:
-                self._forget()
-                self._lives = 0
-                component._published, component._version = given
-                component._end()
-        why = f"{str(error).splitlines()[0]}; a new process took over, {count} calls were repeated"
-        self._component.rose_remarks.append(Remark("note", "hosts", (), "revived", why))
+    def _again(self) -> int:
+        """Every call raises, where this fails, of a component with state until ``restart()``, of a
+        stateless one until the next iteration."""
+        self._given = self._component._published, self._component._version
+        return self._repeat_all() if self._stateful else self._ask_again()
+
+    def _given_up(self) -> None:
+        self._component._published, self._component._version = self._given
+        self._component._end()
 
     def _ask_again(self) -> int:
         component = self._component
@@ -232,7 +176,7 @@ class Journal:
             component.publish(self._published)
         component.rose_now("set_state", self._state)
         calls = 0
-        for entry in self._entries:
+        for entry in self.entries:
             if entry.call is None:
                 component._version = entry.version - 1
                 component.publish(entry.values)

@@ -1,0 +1,170 @@
+"""A shard whose process dies or hangs goes on in a new one, with nothing lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+from sim_envs import Batch, Faulty, Maze, Mortal, Walk, drawing
+from sim_equal import assert_same
+
+from rose_compiler.base.errors import ConfigError, HostDied, RuntimeFault
+from rose_compiler.runtime.hosts import tape
+from rose_compiler.sim import ShardedEnv
+from rose_compiler.sim.process_shard import ProcessShard
+
+ENVS = 3
+
+
+def actions(step: int, count: int = ENVS) -> np.ndarray:
+    return np.random.default_rng(step).uniform(-1, 1, (count, 2)).astype(np.float32)
+
+
+def pids(env: ShardedEnv) -> list[int]:
+    return [shard.host.pid for shard in env.shards() if isinstance(shard, ProcessShard)]
+
+
+@pytest.mark.parametrize(
+    ("how", "at", "share"), [("kill", 1, 1e-9), ("kill", 20, 1e9), ("hang", 9, 1e-9)]
+)
+def test_nothing_is_lost_with_a_process(
+    how: str, at: int, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a state from long ago, and with one from before the step."""
+    monkeypatch.setattr(tape, "SHARE", share)
+    file = tmp_path / "fault"
+    file.touch()
+    fns = [partial(drawing, 0), partial(drawing, 1, how, at, str(file))]
+    timeout = 3.0 if how == "hang" else None
+    env = ShardedEnv.split(fns, shards=2, hosts="process", timeout=timeout, recover=True)
+    same = ShardedEnv.split([partial(drawing, k) for k in range(2)], shards=2, hosts="process")
+    before = pids(env)
+    assert_same(env.reset(seed=5), same.reset(seed=5))
+    for step in range(22):
+        assert_same(env.step(actions(step, 2)), same.step(actions(step, 2)))
+    assert not file.exists()
+    assert pids(env)[1] != before[1]
+    assert {remark.code for remark in env.rose_remarks} == {"revived"}
+    assert any("shard 1" in remark.why for remark in env.rose_remarks)
+    env.close()
+    same.close()
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_every_way_of_beginning_episodes_anew(mode: AutoresetMode) -> None:
+    fns = [partial(_limited, k) for k in range(ENVS)]
+    options: Any = {"shards": 2, "autoreset_mode": mode}
+    env = ShardedEnv.split(fns, hosts="process", recover=True, **options)
+    same = ShardedEnv.split(fns, **options)
+    assert_same(env.reset(seed=1), same.reset(seed=1))
+    for step in range(14):
+        if step in (4, 5):
+            os.kill(pids(env)[step % 2], signal.SIGKILL)
+        found, expected = env.step(actions(step)), same.step(actions(step))
+        assert_same(found, expected)
+        done = found[2] | found[3]
+        if mode is AutoresetMode.DISABLED and done.any():
+            if step > 7:
+                os.kill(pids(env)[0], signal.SIGKILL)
+            again = [one.reset(options={"reset_mask": done.copy()}) for one in (env, same)]
+            assert_same(*again)
+    assert {remark.code for remark in env.rose_remarks} == {"revived"}
+    env.close()
+
+
+def _limited(index: int) -> gymnasium.Env:
+    """Four steps an episode, by a wrapper that counts them."""
+    return gymnasium.wrappers.TimeLimit(Mortal(index), 4)
+
+
+def test_calls_and_settings_are_repeated() -> None:
+    fns = [partial(Mortal, k) for k in range(ENVS)]
+    env = ShardedEnv.split(fns, shards=2, hosts="process", recover=True)
+    same = ShardedEnv.split(fns, shards=2)
+    for one in (env, same):
+        one.reset(seed=0)
+        one.step(actions(0))
+        one.set_attr("limit", [3, 5, 7])
+        assert one.call("shove", 0.5) == (0.5,) * 3
+    for pid in pids(env):
+        os.kill(pid, signal.SIGKILL)
+    assert env.call("shove", 0.25) == same.call("shove", 0.25) == (0.75,) * 3
+    for step in range(1, 9):
+        assert_same(env.step(actions(step)), same.step(actions(step)))
+    with pytest.raises(AttributeError):
+        env.call("nothing of that name")
+    os.kill(pids(env)[0], signal.SIGKILL)
+    assert_same(env.step(actions(9)), same.step(actions(9)))
+    env.close()
+
+
+def test_a_step_that_always_ends_its_process_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "fault").touch()
+    fns = [partial(Mortal, k, "kill", 3, str(tmp_path / "fault"), True) for k in range(ENVS)]
+    env = ShardedEnv.split(fns, shards=1, hosts="process", recover=True)
+    env.reset(seed=0)
+    env.step(actions(0))
+    env.step(actions(1))
+    with pytest.raises(HostDied, match="SIGKILL"):
+        env.step(actions(2))
+    assert len(env.rose_remarks) == tape.LIVES
+    with pytest.raises(RuntimeFault, match="its simulator is lost"):
+        env.step(actions(3))
+    env.close()
+
+
+def test_what_is_kept_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tape, "CALLS", 4)
+    env = ShardedEnv.split(
+        [partial(Mortal, k) for k in range(ENVS)], shards=1, hosts="process", recover=True
+    )
+    env.reset(seed=0)
+    for step in range(12):
+        env.step(actions(step))
+        (shard,) = env.shards()
+        assert len(shard._tape.entries) <= 4
+    assert env.rose_remarks == []
+    env.close()
+
+
+def test_who_can_not_hand_over_a_state_is_refused() -> None:
+    cases: list[tuple[Any, str]] = [
+        ([Walk] * 2, "Walk has no get_state and set_state"),
+        ([partial(_own_wrapper, 0)], "Own has no get_state and set_state"),
+        (partial(Batch, 2), "Batch has no get_state and set_state"),
+    ]
+    for shard, said in cases:
+        with pytest.raises(ConfigError, match=said) as caught:
+            ShardedEnv([shard], hosts="process", recover=True)
+        assert caught.value.code == "sim-recover"
+    with pytest.raises(ConfigError, match="only shards in processes"):
+        ShardedEnv([Maze], hosts="thread", recover=True)
+
+
+def _own_wrapper(index: int) -> gymnasium.Env:
+    class Own(gymnasium.Wrapper):
+        pass
+
+    return Own(Mortal(index))
+
+
+def test_without_it_the_error_names_what_is_lost() -> None:
+    fns = [partial(Faulty, "none", 0), partial(Faulty, "kill", 1)]
+    env = ShardedEnv.split(fns, shards=2, hosts="process")
+    env.reset(seed=0)
+    for step in range(2):
+        env.step(actions(step, 2))
+    with pytest.raises(HostDied) as caught:
+        env.step(actions(2, 2))
+    notes = " ".join(caught.value.__notes__)
+    assert "environments 1 to 1 of the batch" in notes
+    assert "the state of these environments was in that process and is lost" in notes
+    assert "recover=True" in notes
+    env.close()
