@@ -37,8 +37,8 @@ from rose_compiler.ir.verify import verify
 #: How often a program is looked at anew because a part of it ran for the first time, or was handed
 #: values of other types.
 MAX_LOOKS = 8
-#: Changes of numbers that graphs hold after which none that changes is given a second chance.
-OFTEN = 3
+#: Changes of numbers that graphs hold after which no graph may hold any: each costs a look.
+OFTEN = 5
 
 
 class Watch:
@@ -88,7 +88,7 @@ class Watch:
             return None
         self._renumbered.update(list(changed))
         often = self._renumbered.total() > OFTEN
-        self.unsteady |= {w for w in changed if often or self._renumbered[w] > 1}
+        self.unsteady |= {n.where for n in numbers if often or self._renumbered[n.where] > 1}
         return next(iter(changed.values()))
 
     def knows(self, values: Mapping[str, Any]) -> bool:

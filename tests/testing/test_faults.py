@@ -5,6 +5,9 @@ Each kind once; `python -m rose_compiler.testing faults --count 200` runs more.
 
 from __future__ import annotations
 
+import itertools
+import time
+
 import pytest
 from typer.testing import CliRunner
 
@@ -43,6 +46,21 @@ def test_what_is_left_behind_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults, "_left", lambda: next(seen, {"thread rose shard:0"}))
     outcome = inject(FAULTS["coordinator"], "thread", 1)
     assert outcome.wrong == "left behind: thread rose shard:0"
+
+
+def test_a_hang_ends_the_command_and_a_pause_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+    monkeypatch.setattr(faults, "_TICK", 0.01)
+    monkeypatch.setattr(faults.os, "_exit", ended.append)
+    monkeypatch.setattr(faults.faulthandler, "dump_traceback", lambda fd: None)
+    with faults.ending(0.05):
+        time.sleep(0.5)
+    assert ended == [1]
+    clock = itertools.count(0.0, 3600.0)  # as if the process were stopped for an hour at a time
+    monkeypatch.setattr(faults.time, "monotonic", lambda: next(clock))
+    with faults.ending(60.0):
+        time.sleep(0.1)
+    assert ended == [1]
 
 
 def test_the_same_seed_plants_the_same() -> None:
