@@ -11,6 +11,7 @@ says so. Orders and lanes are checked by :mod:`rose_compiler.api.orders`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -195,14 +196,19 @@ class Checker(interp.Interpreter):
             self._batches[op, kind] = _Batch(start=batch.start + batch.rows)
             return
         wanted = [_picked(r, root, positions) for r in found.results]
-        expected = span(wanted, found.rows, batch.start, batch.start + batch.rows)
-        given = _results(join(batch.outputs), op, positions)
+        parts = [_results(output, op, positions) for output in batch.outputs]
         if kind != "whole":
             # of what has no rows, such as infos, a tile has its own
             kept_ones = comparable(op, positions)
-            expected = tuple(v for v, keep in zip(expected, kept_ones, strict=True) if keep)
-            given = tuple(v for v, keep in zip(given, kept_ones, strict=True) if keep)
-        self._batches[op, kind] = _Batch(start=batch.start + batch.rows)
+            wanted = [tuple(itertools.compress(w, kept_ones)) for w in wanted]
+            parts = [tuple(itertools.compress(p, kept_ones)) for p in parts]
+        start, self._batches[op, kind] = batch.start, _Batch(start=batch.start + batch.rows)
+        given = join(parts)  # raises for other keys, as joining them outside of checking does
+        try:
+            expected = span(wanted, found.rows, start, start + batch.rows)
+        except ValueError as error:
+            self.unchecked[op.name] = str(error)
+            return
         self.checked += 1
         self._compare(node, root, found, expected, given, first)
 
@@ -220,7 +226,11 @@ class Checker(interp.Interpreter):
         given: dict[str, Any] = {}
         for k, name in enumerate(names):
             parts = [i[k] for i in batch.inputs]
-            given[name] = join(parts) if axes.get(params[name]) == 0 else parts[0]
+            try:
+                given[name] = join(parts) if axes.get(params[name]) == 0 else parts[0]
+            except ValueError as error:
+                self.unchecked[op.name] = str(error)
+                return False
         states = self._states(found)
         lack = [n for n in found.inner if n not in given and n not in states]
         if lack:

@@ -31,7 +31,12 @@ def cut(value: Any, low: int, high: int, rows: int) -> Any:
 
 
 def join(parts: list[Any]) -> Any:
-    """Batches behind each other; of what is no batch, the first."""
+    """Batches behind each other; of what is no batch, the first.
+
+    Raises:
+        ValueError: for parts that are dicts with other keys, or tuples of another length, than the
+            first one: they are no parts of one batch.
+    """
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -39,9 +44,13 @@ def join(parts: list[Any]) -> Any:
         return torch.cat(parts)
     if isinstance(first, np.ndarray) and first.ndim:
         return np.concatenate(parts)
-    if type(first) is dict and all(type(p) is dict and p.keys() == first.keys() for p in parts):
+    if type(first) is dict:
+        if any(type(p) is not dict or p.keys() != first.keys() for p in parts):
+            raise ValueError("dicts with different keys are no parts of one batch")
         return {key: join([p[key] for p in parts]) for key in first}
     if isinstance(first, tuple | list):
+        if any(not isinstance(p, tuple | list) or len(p) != len(first) for p in parts):
+            raise ValueError("tuples of different lengths are no parts of one batch")
         return type(first)(join([p[i] for p in parts]) for i in range(len(first)))
     return first
 
