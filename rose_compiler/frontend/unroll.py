@@ -79,7 +79,9 @@ def _in_losses(graph: fx.Graph, record: Record) -> Iterator[LoopView]:
         if not is_call(node, LOOP) or node > last:
             continue
         view = LoopView(node)
-        makes = node in wanted and any(has_graph(facts.get(u).spec) for u in node.users)
+        # a loop that hands on more than a loss is one of its own kind: a rollout, for instance
+        makes = node in wanted and wanted.issuperset(node.users)
+        makes = makes and any(has_graph(facts.get(u).spec) for u in node.users)
         if makes or _fills(view, wanted):
             yield view
 
