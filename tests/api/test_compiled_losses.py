@@ -147,6 +147,14 @@ def annealing(net: Any, opt: Any, cfg: Any, obs: Any, action: Any, old: Any, log
         cfg.clip *= 0.5
 
 
+def scaling(net: Any, opt: Any, cfg: Any, obs: Any, action: Any, old: Any, log: Any) -> Any:
+    for _ in range(3):
+        loss = (net.actor(obs) * cfg.table["clip"]).pow(2).mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+
+
 def replacing(net: Any, opt: Any, cfg: Any, obs: Any, action: Any, old: Any, log: Any) -> Any:
     for _ in range(3):
         loss = (net.actor(obs) * net.logstd).pow(2).mean()
@@ -354,6 +362,19 @@ def test_a_planted_fault_is_found(
 
     with pytest.raises((AssertionError, RuntimeError)):
         train()
+
+
+def test_a_number_that_changes_between_calls_has_its_effect(
+    decision: str, as_traced: list[int]
+) -> None:
+    twin = Twin(scaling, decision)
+    for clip in (0.2, 0.5):
+        for side in twin.sides:
+            side[2].table = {"clip": clip}
+        twin.run(3)
+        twin.check()
+        assert twin.fused
+    assert len(as_traced) == 2
 
 
 def test_an_error_of_the_loop_stays_one(decision: str) -> None:
