@@ -112,7 +112,7 @@ def _common(all_modes: list[Modes]) -> Modes:
 def text(context: Context, printer: Printer) -> str:
     """What enters a mode."""
     if context.kind == UNVERSIONED:
-        return "torch.autograd.graph.saved_tensors_hooks(torch.detach, torch.detach)"
+        return "rt.unversioned()"
     words: dict[str, Any] = {a[0]: a[1] for a in context.args if isinstance(a, tuple)}
     args = tuple(a for a in context.args if not isinstance(a, tuple))
     return f"torch.{context.kind}({printer.arguments(args, words, {})})"

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from rose_compiler.ir.facts import Context
 
@@ -18,13 +19,18 @@ def _phase(*name: Any) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def unversioned() -> AbstractContextManager[Any]:
-    """Let a graph keep what it saves without comparing versions of it later.
+class Unversioned(TorchFunctionMode):
+    """Gives views of plain tensors versions of their own.
 
     A view has the version of all that it is a view of: writes elsewhere in it, which a pass has
     proven to be elsewhere, would have ``backward`` raise.
     """
-    return torch.autograd.graph.saved_tensors_hooks(torch.detach, torch.detach)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and not made.requires_grad and made._is_view():
+            return made.data
+        return made
 
 
 #: Kinds of contexts and what enters each. "phase" only names a stretch of the user's code.
@@ -34,7 +40,7 @@ CONTEXTS: dict[str, Callable[..., AbstractContextManager[Any]]] = {
     "inference_mode": torch.inference_mode,
     "autocast": torch.autocast,
     "phase": _phase,
-    UNVERSIONED: unversioned,
+    UNVERSIONED: Unversioned,
 }
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch.fx as fx
 
 from rose_compiler.ir import facts, program
+from rose_compiler.ir.contexts import UNVERSIONED
 from rose_compiler.ir.effects import Region, parse_entry, related
 from rose_compiler.ir.facts import Spec
 from rose_compiler.ir.ops import BRANCH, LOOP
@@ -68,7 +69,8 @@ def held(scope: Summary, node: fx.Node, state: str) -> tuple[Region, ...] | None
     any."""
     op = program.op_of(node)
     through = op.attributes.get(THROUGH, ())
-    if not through:
+    # a graph that compares versions minds a write anywhere in what it holds a part of
+    if not through or all(c.kind != UNVERSIONED for c in facts.get(node).context):
         return None
     args = dict(zip(op.signature.params, node.args, strict=False))
     found: dict[Region, None] = {}

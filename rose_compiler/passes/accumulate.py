@@ -25,8 +25,7 @@ from rose_compiler.ir.contexts import UNVERSIONED
 from rose_compiler.ir.deps import Dependences, place, title
 from rose_compiler.ir.edges import takes_part
 from rose_compiler.ir.effects import related
-from rose_compiler.ir.facts import Context
-from rose_compiler.ir.ops import LOOP, STATE
+from rose_compiler.ir.ops import LOOP
 from rose_compiler.ir.program import LoopView, Program, is_call
 from rose_compiler.ir.recorded import records
 from rose_compiler.ir.rewriter import Rewriter
@@ -80,12 +79,13 @@ def _place(fused: Fused, threads: tuple[int, int], rewrite: Rewriter) -> None:
         f"{trained} of one trip of {loop.label} runs beside the next trip, which collects on lane "
         f"{next(iter(lanes.values()))!r}" + (", in the first epoch" if fused.epochs else ""),
     )
-    if _saves_rows(fused, rewrite.deps):
+    if not _saves_rows(fused, rewrite.deps):
         for node in fused.update:
             for each in (node, *below(node)):
-                if is_call(each) and not is_call(each, STATE):
-                    context = (*facts.get(each).context, Context(UNVERSIONED))
-                    rewrite.set_facts(each, context=context)
+                modes = facts.get(each).context
+                kept = tuple(c for c in modes if c.kind != UNVERSIONED)
+                if kept != modes:
+                    rewrite.set_facts(each, context=kept)
     rewrite.set_facts(fused.loop, loop=replace(loop.facts, threads=threads[1]))
     for node in lanes:
         if is_call(node, LOOP) and threads[0]:

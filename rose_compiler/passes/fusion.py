@@ -13,10 +13,12 @@ import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import bodies, facts
+from rose_compiler.ir.contexts import UNVERSIONED
 from rose_compiler.ir.deps import Dependences, Edge, place, title
 from rose_compiler.ir.edges import takes_part
 from rose_compiler.ir.effects import EVERYTHING
-from rose_compiler.ir.ops import LOOP, STATE
+from rose_compiler.ir.facts import Context
+from rose_compiler.ir.ops import BRANCH, LOOP, STATE
 from rose_compiler.ir.program import LoopView, is_call, is_item, output_node
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes.same import same_value
@@ -68,10 +70,23 @@ def fuse(site: Site, rewrite: Rewriter) -> Fused | Blocker:
         if isinstance(made, Blocker):
             return made
     collect = tuple(n for n in LoopView(site.collect).graph.nodes if n.op == "call_function")
+    _unversioned(update, rewrite)
     made = _join(site.collect, update, rewrite)
     if isinstance(made, Blocker):
         return made
     return Fused(site.collect, collect, made, site.epochs)
+
+
+def _unversioned(loop: fx.Node, rewrite: Rewriter) -> None:
+    """Let the graphs of a loop's trips save without versions: rows are written beside them."""
+    todo = [LoopView(loop).graph]
+    while todo:
+        for node in todo.pop().nodes:
+            if is_call(node) and not is_call(node, STATE):
+                known = facts.get(node).context
+                rewrite.set_facts(node, context=(*known, Context(UNVERSIONED)))
+                if is_call(node, LOOP) or is_call(node, BRANCH):
+                    todo += bodies.graphs_of(node)
 
 
 def _peel(epochs: fx.Node, update: fx.Node, rewrite: Rewriter) -> fx.Node:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 
 class Modes(NamedTuple):
@@ -48,3 +49,17 @@ def entered(modes: Modes) -> Iterator[None]:
         for device, dtype, cache in modes.autocast:
             stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=cache))
         yield
+
+
+class Unversioned(TorchFunctionMode):
+    """Gives views of plain tensors versions of their own.
+
+    A view has the version of all that it is a view of: writes elsewhere in it, which a pass has
+    proven to be elsewhere, would have ``backward`` raise.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and not made.requires_grad and made._is_view():
+            return made.data
+        return made

@@ -24,6 +24,7 @@ from rose_compiler.runtime import buffers, faults, gradients, graphs
 from rose_compiler.runtime.events import DeviceThreadLane, StreamLane, Streams, TorchStreams
 from rose_compiler.runtime.inductor import Forward, Note
 from rose_compiler.runtime.lanes import InlineLane, Lane, ThreadLane
+from rose_compiler.runtime.modes import Unversioned
 from rose_compiler.runtime.optimizers import Fused, why_not_fused
 from rose_compiler.runtime.recovery import Finisher
 from rose_compiler.runtime.remote import ComponentLane, HostLane, ShardLane
@@ -338,6 +339,7 @@ class Runtime:
         made = scan.whole(of, trips, args, self.notes.append)
         return made[0] if len(made) == 1 else made
 
+    unversioned: Callable[[], Any] = Unversioned
     snapshot: Callable[[Any], Any] = staticmethod(buffers.snapshot)
     rows: Callable[[Any, int, int], Any] = staticmethod(buffers.rows)
     concat: Callable[..., Any] = staticmethod(buffers.concat)

@@ -11,6 +11,7 @@ import pytest
 
 from rose_compiler.base.decision import Decision
 from rose_compiler.ir import facts
+from rose_compiler.ir.deps import effects_of
 from rose_compiler.ir.parse import parse
 from rose_compiler.ir.program import LoopView, Program, is_call, op_of
 from rose_compiler.passes import fusion
@@ -117,6 +118,16 @@ def test_forwards_do_not_compare_versions_of_buffers_that_are_collected_beside()
             n for n in body(program, "groups").graph.nodes if is_call(n) and op_of(n).name == name
         )
         assert [c.kind for c in facts.get(node).context] == ["unversioned"]
+
+
+def test_a_graph_that_compares_versions_minds_writes_to_other_rows() -> None:
+    program = parse(TEXT)
+    held = [e for e in effects_of(program.find("back"), program) if e.state == "buf.obs"]
+    assert [e.region for e in held] == [None]
+    program, _ = passed(TEXT)
+    (node,) = (n for n in body(program, "groups").graph.nodes if n.name.startswith("back"))
+    held = [e for e in effects_of(node, program) if e.state == "buf.obs"]
+    assert [str(e.region) for e in held] == ["g"]
 
 
 def test_a_single_epoch_leaves_no_loop_over_epochs() -> None:
