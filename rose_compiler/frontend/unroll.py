@@ -82,8 +82,20 @@ def _in_losses(graph: fx.Graph, record: Record) -> Iterator[LoopView]:
         # a loop that hands on more than a loss is one of its own kind: a rollout, for instance
         makes = node in wanted and wanted.issuperset(node.users)
         makes = makes and any(has_graph(facts.get(u).spec) for u in node.users)
-        if makes or _fills(view, wanted):
+        if (makes or _fills(view, wanted)) and not _repeats(view):
             yield view
+
+
+def _repeats(loop: LoopView) -> bool:
+    """Whether an operation does the same on every trip: in the loop it can be hoisted, written out
+    it would be computed as often as there are trips."""
+    varies = {loop.index, *loop.carried}
+    for node in loop.graph.nodes:
+        if node.op == "call_function" and not varies.isdisjoint(node.all_input_nodes):
+            varies.add(node)
+        elif is_call(node) and op_of(node).kind == "block":
+            return True
+    return False
 
 
 def _fills(loop: LoopView, wanted: set[fx.Node]) -> bool:
