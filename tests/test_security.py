@@ -258,6 +258,7 @@ ALLOWED = {
     ("loads", "runtime/hosts/worker.py"): "from the process that started the worker",
     ("loads", "runtime/hosts/hosted.py"): "from a worker that this process started",
     ("loads", "runtime/hosts/served.py"): "from the process that started the worker",
+    ("loads", "sim/shared_body.py"): "from the process that started the worker",
     ("loads", "sim/codec.py"): "from a worker that this process started",
 }
 

@@ -41,7 +41,8 @@ def test_what_wins_and_what_loses_is_told_with_both_figures() -> None:
     def seconds(decision: Decision | None) -> float:
         if decision is None:
             return 1.0
-        return {0: 1.02, 2: 0.8, 4: 0.9}[decision.groups] + 0.01 * (not decision.defer)
+        found = {0: 1.02, 2: 0.8, 4: 0.9}[decision.groups] + 0.01 * (not decision.defer)
+        return found + 0.005 * (decision.update_threads == 1)  # tried where torch has several
 
     made = searched(seconds)
     assert made.chosen is not None
