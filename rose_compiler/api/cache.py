@@ -97,8 +97,8 @@ class Entry:
                 raise ValueError("it belongs to something else")
             kept = found["decision"]
             decision = None if kept is None else Decision.from_dict(kept)
-            found_anew = decision is not None and (decision.cores or decision.pipeline)
-            if found_anew and replace(decision, cores=(), pipeline=()) in candidates:  # type: ignore[type-var]
+            plain = decision and replace(decision, cores=(), pipeline=(), cuda_graphs=False)
+            if decision != plain and plain in candidates:
                 candidates.append(decision)  # they are made from what was measured in that run
             index, quotas = candidates.index(decision), found.get("quotas")
             self.plan = None if quotas is None else _checked(quotas, decision)

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from rose_compiler.api.building import Building
 from rose_compiler.api.profiling import Instrumented
 from rose_compiler.api.tuning import Tuning
+from rose_compiler.api.verdicts import PASS
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.profile import Profile
+from rose_compiler.base.remarks import Blocker, Remark
 from rose_compiler.ir.keys import loops_by_key, nodes_by_key
 from rose_compiler.ir.program import Program
 from rose_compiler.passes.place import purposes
@@ -28,7 +30,12 @@ def arrange(unit: Building, base: Instrumented | None, tuning: Tuning) -> None:
     space = tuning.untried if tuning.by_windows else []
     if base is None or not base.iteration_s or not space:
         return
-    tuning.arrange(*propose(space, evidence(unit, base, tuning, space)))
+    try:
+        tuning.arrange(*propose(space, evidence(unit, base, tuning, space)))
+    except Exception as error:
+        # the space as it stands is no reason to stop training
+        why = f"schedules are tried as they come: {type(error).__name__}: {error}"
+        unit.log.add(Remark.from_blocker(PASS, Blocker("candidate-failed", why)))
 
 
 def evidence(unit: Building, base: Instrumented, tuning: Tuning, space: list[Decision]) -> Evidence:
@@ -75,4 +82,5 @@ def regions(program: Program, profile: Profile) -> Iterator[Region]:
         if any(is_step(node) for node in loop.graph.nodes):
             yield region(tuple(key.split("/")), "steps")
     for loop, purpose in purposes(program):
-        yield region(keys[loop.node], purpose)
+        if loop.node in keys:  # one in an arm of a branch may have the key of another
+            yield region(keys[loop.node], purpose)

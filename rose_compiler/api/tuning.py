@@ -219,6 +219,12 @@ class Tuning:
         return self._chooser is None or self._chooser.settled
 
     @property
+    def over(self) -> bool:
+        """Whether nothing more is to be tried, unless iterations change: a compiled form is tried
+        only once a training has gone on for a while."""
+        return self.settled and (self._chooser is None or self._to_compile(self._chooser) is None)
+
+    @property
     def chosen(self) -> Decision | None:
         """The schedule in force; ``None`` for the user's own statements."""
         if self._chooser is None:
@@ -301,14 +307,18 @@ class Tuning:
     def _compile(self, chooser: Chooser) -> None:
         """Let what is settled on meet the same with its losses compiled, once, where the training
         is long enough to win back what compiling takes."""
-        if self._asked_to_compile or chooser.total_s < COMPILE_S or chooser.ended_early:
+        if self._asked_to_compile or chooser.total_s < COMPILE_S:
             return
-        if not chooser.allows(COMPILE_S):
-            return
-        self._asked_to_compile = True
-        decision = with_compiled(self.chosen, self._plain)
-        if decision not in chooser.candidates and self._compilable():
+        if (decision := self._to_compile(chooser)) is not None:
             chooser.challenge(decision)
+        self._asked_to_compile |= not chooser.ended_early and chooser.allows(COMPILE_S)
+
+    def _to_compile(self, chooser: Chooser) -> Decision | None:
+        """The compiled form that is to be tried at its time, if any."""
+        if self._asked_to_compile or chooser.ended_early or not chooser.allows(COMPILE_S):
+            return None
+        decision = with_compiled(self.chosen, self._plain)
+        return None if decision in chooser.candidates or not self._compilable() else decision
 
     def _capture(self, chooser: Chooser) -> None:
         """Let what is settled on, if it is compiled, meet the same replayed as CUDA graphs, once,

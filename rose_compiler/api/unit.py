@@ -338,6 +338,7 @@ class Unit(Building):
         self.recorded = True
         self.forget()
         self.last = self._tuning = self._hosted = None
+        self.profiling.baseline_done = False  # of another program
 
     def tuning(self, eager: bool = True) -> Tuning:
         """Which schedule comes next; made when the first iteration has been seen."""

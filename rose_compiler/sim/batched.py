@@ -14,6 +14,8 @@ not an ordinary one (an episode begins, a value has another type) the wrappers r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,9 @@ class Stack:
     def __init__(self, envs: Sequence[Any]) -> None:
         self.levels: list[Level] = []
         inner, why = list(envs), ""
+        self.envs = list(envs)
+        if len(set(map(id, envs))) < len(envs):
+            raise ValueError("one environment stands in several rows")
         while not why:
             found, why = _level(inner)
             if found is not None:
@@ -42,6 +47,7 @@ class Stack:
         self.inner = inner
         if not self.levels:
             raise ValueError(why)
+        self._observes = any(level.observes for level in self.levels)
         space = envs[0].action_space
         if not isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary):
             raise ValueError(f"actions of a {type(space).__name__} space have no rows")
@@ -53,8 +59,10 @@ class Stack:
         """The classes of the wrappers that are taken together, from the outermost in."""
         return [level.kind.__name__ for level in self.levels]
 
-    def fresh(self) -> bool:
-        """Whether all wrappers are still set as they were when this was made."""
+    def fresh(self, envs: Sequence[Any]) -> bool:
+        """Whether environments and wrappers are still what they were when this was made."""
+        if len(envs) != len(self.envs) or not all(map(is_, envs, self.envs)):
+            return False
         return all(level.fresh() for level in self.levels)
 
     def takes(self, actions: Any) -> bool:
@@ -75,8 +83,10 @@ class Stack:
         try:
             for i, (env, action) in enumerate(zip(self.inner, actions, strict=True)):
                 obs, reward, terminated, truncated, info = env.step(action)
-                rows.obs.append(obs)
-                rows.reward.append(reward)
+                # where wrappers make other observations, they look before the next environment
+                # steps, which may write into the same buffer
+                rows.obs.append(copied(obs) if self._observes else obs)
+                rows.reward.append(reward.copy() if type(reward) is np.ndarray else reward)
                 rows.terminated.append(terminated)
                 rows.truncated.append(truncated)
                 rows.infos.append(info)
@@ -88,6 +98,11 @@ class Stack:
         for level in reversed(self.levels):
             if not level.up(rows):
                 singly(level, rows)
+
+
+def copied(obs: Any) -> Any:
+    """An observation that no later step changes."""
+    return obs.copy() if type(obs) is np.ndarray else deepcopy(obs)
 
 
 def singly(level: Level, rows: Rows) -> None:

@@ -5,8 +5,8 @@ Another version of gymnasium may compute otherwise; its code is asked rather tha
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
+from copy import deepcopy
 from time import perf_counter
 from typing import Any
 
@@ -51,13 +51,14 @@ def compared(envs: Sequence[Any], stack: Stack) -> tuple[str | None, float]:
     if any(getattr(e.observation_space, "dtype", np.dtype(int)).kind != "f" for e in stack.inner):
         return "observations are no boxes of floating-point numbers", 0.0
     results = [_made_up(rng, i, env) for i, env in enumerate(stack.inner)]
+    given = deepcopy(results)
     space = envs[0].action_space
     shape = (len(envs), *space.shape)
     drawn = [np.asarray(3 * rng.standard_normal(shape), space.dtype) for _ in range(STEPS)]
     with np.errstate(all="ignore"):
         try:
             one_by_one = [_copied(e, depth, r) for e, r in zip(envs, results, strict=True)]
-            together = [_copied(e, depth, r) for e, r in zip(envs, results, strict=True)]
+            together = [_copied(e, depth, deepcopy(r)) for e, r in zip(envs, given, strict=True)]
             stacked = Stack(together)
             expected, single_s = _run(one_by_one, drawn, None)
             found, batch_s = _run(together, drawn, stacked)
@@ -65,12 +66,22 @@ def compared(envs: Sequence[Any], stack: Stack) -> tuple[str | None, float]:
             return f"made-up steps raise {type(error).__name__}: {error}", 0.0
     if stacked.names != stack.names or expected != found:
         return "at once, they give other bits than by their own code", 0.0
+    if _written(results, given):
+        return "a wrapper writes into what an environment returns", 0.0
     if _states(one_by_one, depth) != _states(together, depth):
         return "at once, they keep another state than by their own code", 0.0
     if batch_s > WORTH * single_s:
         took = f"{1e6 * batch_s:.0f} us a step at once, {1e6 * single_s:.0f} us one by one"
         return f"too little is won: they take {took}", 0.0
     return None, single_s - batch_s
+
+
+def _written(results: list[Any], given: list[Any]) -> bool:
+    """Whether observations are others than those that were given."""
+    pairs = zip(results, given, strict=True)
+    return any(
+        _bits(a[0]) != _bits(b[0]) for one, two in pairs for a, b in zip(one, two, strict=True)
+    )
 
 
 def _made_up(rng: np.random.Generator, index: int, env: Any) -> list[tuple[Any, ...]]:
@@ -93,7 +104,7 @@ def _copied(env: Any, depth: int, results: list[tuple[Any, ...]]) -> Any:
         return _MadeUp(env, results)
     made = object.__new__(type(env))
     inner = _copied(env.env, depth - 1, results)
-    own = {k: v if k == "func" else copy.deepcopy(v) for k, v in vars(env).items() if k != "env"}
+    own = {k: v if k == "func" else deepcopy(v) for k, v in vars(env).items() if k != "env"}
     made.__dict__.update(own, env=inner)
     return made
 
@@ -108,7 +119,7 @@ def _run(envs: list[Any], actions: list[np.ndarray], stack: Stack | None) -> tup
             seconds = perf_counter() - started
             obs, reward = [s[0] for s in steps], [s[1] for s in steps]
         else:
-            if not stack.fresh() or not stack.takes(row):
+            if not stack.fresh(envs) or not stack.takes(row):
                 raise ValueError("its settings do not stay")
             rows = Rows()
             stack.step(row, rows, lambda i, info: None)

@@ -69,9 +69,13 @@ class Level:
 
     #: The class of the wrappers, exactly: a subclass may do anything.
     kind: type
+    #: Whether observations are other ones behind it.
+    observes = False
 
     def __init__(self, wrappers: Sequence[Any]) -> None:
         self.wrappers = list(wrappers)
+        self._inner = [w.env for w in wrappers]
+        self._sizes = [len(vars(w)) for w in wrappers]
 
     @classmethod
     def of(cls, wrappers: Sequence[Any]) -> Level | None:
@@ -79,7 +83,14 @@ class Level:
         return cls(wrappers)
 
     def fresh(self) -> bool:
-        """Whether the wrappers are still set as they were when this was made."""
+        """Whether the wrappers are still what they were when this was made: around the same
+        environments, set alike, and without methods of their own, which would be further fields.
+        """
+        if not all(map(is_, (w.env for w in self.wrappers), self._inner)):
+            return False
+        return [len(vars(w)) for w in self.wrappers] == self._sizes and self._set_alike()
+
+    def _set_alike(self) -> bool:
         return True
 
     def down(self, actions: np.ndarray) -> np.ndarray:
@@ -107,7 +118,7 @@ class _Set(Level):
         level = cls(wrappers)
         return level if all(one == level._found[0] for one in level._found) else None
 
-    def fresh(self) -> bool:
+    def _set_alike(self) -> bool:
         return list(map(self._read, self.wrappers)) == self._found
 
 
@@ -120,6 +131,7 @@ class Clipped(Level):
         super().__init__(wrappers)
         self._bases = [w.unwrapped for w in wrappers]
         self._found = [b.action_space for b in self._bases]
+        self._functions = [w.func for w in wrappers]
         space = wrappers[0].env.action_space
         self._low, self._high = space.low, space.high
 
@@ -129,8 +141,12 @@ class Clipped(Level):
         alike = all(w.env.action_space == first for w in wrappers)
         return cls(wrappers) if alike and isinstance(first, gymnasium.spaces.Box) else None
 
-    def fresh(self) -> bool:
-        return all(map(is_, (b.action_space for b in self._bases), self._found))
+    def _set_alike(self) -> bool:
+        if not all(map(is_, (w.func for w in self.wrappers), self._functions)):
+            return False
+        # an environment may make its space anew each time it is asked
+        pairs = zip((b.action_space for b in self._bases), self._found, strict=True)
+        return all(now is before or now == before for now, before in pairs)
 
     def down(self, actions: np.ndarray) -> np.ndarray:
         return np.clip(actions, self._low, self._high)
@@ -143,6 +159,7 @@ class _Functions(Level):
         super().__init__(wrappers)
         self._apply = apply
         self._found = [w.func for w in wrappers]
+        self._codes = [(f.__code__, f.__defaults__) for f in self._found]
         self._closed = any(f.__closure__ for f in self._found)
         self._constants = list(map(constants, self._found))
 
@@ -151,9 +168,12 @@ class _Functions(Level):
         apply = batched([w.func for w in wrappers])
         return None if apply is None else cls(wrappers, apply)
 
-    def fresh(self) -> bool:
+    def _set_alike(self) -> bool:
         if not all(map(is_, (w.func for w in self.wrappers), self._found)):
             return False
+        for f, (code, defaults) in zip(self._found, self._codes, strict=True):
+            if f.__code__ is not code or f.__defaults__ is not defaults:
+                return False
         if not self._closed:
             return True
         now = (value for f in self._found for value in constants(f))
@@ -164,6 +184,7 @@ class TransformedObservations(_Functions):
     """``TransformObservation``."""
 
     kind = TransformObservation
+    observes = True
 
     def up(self, rows: Rows) -> bool:
         obs = rows.stacked()
@@ -200,7 +221,10 @@ class _Statistics:
         self._vars: list[Any] = []
 
     def read(self, owners: list[Any]) -> bool:
-        """Take up the statistics as they are now; False if they don't fit into one array."""
+        """Take up the statistics as they are now; False if they don't fit into one array, or are
+        not each environment's own: shared ones take in one value after the other."""
+        if len(set(map(id, owners))) < len(owners):
+            return False
         self.owners = owners
         means, variances = [o.mean for o in owners], [o.var for o in owners]
         self.counts = [o.count for o in owners]
@@ -210,7 +234,11 @@ class _Statistics:
             if len(kinds) > 1:
                 return False
             self.mean, self.var = np.array(means), np.array(variances)
-        return _FLOATS.issuperset(map(type, self.counts))
+        kinds_of_count = set(map(type, self.counts))
+        # numpy's own number makes float64 of float32, Python's does not
+        return kinds_of_count == {float} or (
+            kinds_of_count <= _FLOATS and self.mean.dtype == np.float64
+        )
 
     def update(self, x: np.ndarray) -> None:
         """Take in one more value for each, the parallel variance of Chan et al. with a batch of
@@ -233,6 +261,7 @@ class NormalizedObservations(_Set):
     """``NormalizeObservation``."""
 
     kind = NormalizeObservation
+    observes = True
     settings = "epsilon", "_update_running_mean"
 
     def __init__(self, wrappers: Sequence[Any]) -> None:

@@ -24,6 +24,9 @@ _OPERATIONS = frozenset(
     """.split()  # noqa: SIM905
 )
 
+#: What may be passed to these by name.
+_KEYWORDS = frozenset(("a_max", "a_min", "dtype", "max", "min"))
+
 #: Instructions that only load, compute and return; names differ among Python's versions.
 _INSTRUCTIONS = frozenset(
     """
@@ -99,6 +102,10 @@ def _qualifies(f: FunctionType) -> bool:
     if not all(isinstance(value, (Real, np.ndarray, NoneType)) for value in constants(f)):
         return False
     steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
+    # `out=` would write into an environment's own array
+    names = [n for c in code.co_consts if isinstance(c, tuple) for n in c if isinstance(n, str)]
+    if not _KEYWORDS.issuperset(names):
+        return False
     for before, step in zip([None, *steps[:-1]], steps, strict=True):
         name = step.opname
         if name not in _INSTRUCTIONS:

@@ -61,10 +61,11 @@ class Together:
         finally:
             done = len(rows.infos)  # fewer than all if an environment raised
             vector._env_obs[:done] = list(rows.obs[:done])
-            vector._rewards[:done] = rows.reward[:done]
-            vector._terminations[:done] = rows.terminated[:done]
-            vector._truncations[:done] = rows.truncated[:done]
-        if type(rows.obs) is np.ndarray and type(vector._observations) is np.ndarray:
+            _put(vector._rewards, rows.reward[:done])
+            _put(vector._terminations, rows.terminated[:done])
+            _put(vector._truncations, rows.truncated[:done])
+        whole = vector._observations
+        if type(rows.obs) is type(whole) is np.ndarray and rows.obs.shape == whole.shape:
             np.copyto(vector._observations, rows.obs, casting="same_kind")
         else:
             vector._observations = concatenate(
@@ -74,7 +75,7 @@ class Together:
         return True
 
     def _found(self, vector: SyncVectorEnv) -> Stack | None:
-        if self._stack is not None and not self._stack.fresh():
+        if self._stack is not None and not self._stack.fresh(vector.envs):
             # set anew, by an environment or by who holds its wrappers
             self._stack = self._why = None
         if self._stack is None and self._why is None:
@@ -96,6 +97,15 @@ class Together:
         self._why, self._saved_s = compared(vector.envs, stack)
         if self._why is None:
             self._stack = stack
+
+
+def _put(array: np.ndarray, values: Any) -> None:
+    """Put values into the first places; one by one where some are arrays of one element."""
+    if type(values) is np.ndarray or not any(type(v) is np.ndarray for v in values):
+        array[: len(values)] = values
+        return
+    for i, value in enumerate(values):
+        array[i] = value
 
 
 class Lent:

@@ -89,6 +89,7 @@ class Chooser:
         self.against_eager: dict[int, list[float]] = {}
         self._dropped: set[int] = set()
         self._failed: set[int] = set()
+        self._left_out: set[int] = set()
         self._queue: list[int] = list(range(len(self.candidates)))
         self._open: Trial | None = None
         self._duel: tuple[int, int] | None = None
@@ -139,8 +140,9 @@ class Chooser:
             raise ValueError("the search is under way: its order stands")
         known = {one: c for c, one in enumerate(self.candidates)}
         for decision, why in left_out.items():
-            self._dropped.add(known[decision])
+            self._left_out.add(known[decision])
             self.verdicts[known[decision]] = why
+        self._dropped |= self._left_out
         first = [self.eager, *(known[one] for one in order)]
         rest = [c for c in self._queue if c not in first and c not in self._dropped]
         self._queue = [*first, *rest]
@@ -411,9 +413,10 @@ class Chooser:
         if challenger == self.eager:
             last = {c: t[-1].score for c, t in self.trials.items() if t and c not in self._dropped}
             last.pop(self.eager, None)
-            if not last:
+            left_out = sorted(self._left_out - self._failed)  # by what no longer holds
+            if not last and not left_out:
                 return
-            challenger = min(last, key=last.__getitem__)
+            challenger = min(last, key=last.__getitem__) if last else left_out[0]
         self._before = self.best
         if self._over_budget():
             self._before = None

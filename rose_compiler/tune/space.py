@@ -83,6 +83,10 @@ def candidates(
         found = [found[0], *(replace(one, accumulate=True) for one in rest), *plain]
     if wrappers:
         found[1:] = [replace(one, wrappers=True) for one in found[1:] if one is not None]
+    # program order with what costs nothing: where no window speaks for more, this is left to try
+    order = Decision(fuse=fuse, hosted=hosted, wrappers=wrappers)
+    if order not in found:
+        found.append(order)
     if streams:
         both = [replace(one, streams=True) for one in found[1:3] if one is not None]
         found = [*found[:3], *both, *found[3:]]
@@ -103,5 +107,13 @@ def default_decision(shards: int, asynchronous: bool, close: bool, plain: Decisi
 
 
 def with_compiled(decision: Decision | None, plain: Decision) -> Decision:
-    """A schedule with its losses compiled; for the user's own statements, program order."""
-    return replace(decision or plain, compile=True)
+    """A schedule with its losses compiled, and what ``plain`` has; for the user's own statements,
+    program order."""
+    base = decision or plain
+    return replace(
+        base,
+        compile=True,
+        fuse=base.fuse or plain.fuse,
+        hosted=base.hosted or plain.hosted,
+        wrappers=base.wrappers or plain.wrappers,
+    )

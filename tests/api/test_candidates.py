@@ -58,12 +58,15 @@ class Stumbles(rose_compiler.Pass):
 def test_candidates_that_can_not_be_built_are_dropped_by_name(training: Training) -> None:
     fast = rose_compiler.compile(iteration, numerics="bitwise", passes=pipeline([Stumbles()]))
     begin(fast, training)
-    training.run(fast, 3)
+    runs = 1
+    while not fast.settled and runs < 60:  # program order can be built, and meets eager
+        training.run(fast)
+        runs += 1
     assert fast.settled
     failed = [r for r in fast._log.missed() if r.code == "candidate-failed"]
     assert len(failed) == 2, fast.explain()
     assert all("groups=2" in r.why and "division by zero in a pass" in r.why for r in failed)
-    assert differing(training.bits(), eager_bits(4)) == []
+    assert differing(training.bits(), eager_bits(runs)) == []
     fast.close()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium import wrappers as w
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from sim_envs import Walk
@@ -163,8 +164,101 @@ def test_in_every_kind_of_host(hosts: Any) -> None:
         ours.close()
 
 
+def sharing(env: Any) -> None:
+    for one in env.envs:
+        one.env.return_rms = env.envs[0].env.return_rms
+
+
+def averaged(env: Any) -> None:
+    each = [one.get_wrapper_attr("obs_rms") for one in env.envs]
+    count = np.mean([rms.count for rms in each])
+    for rms in each:
+        rms.count = count
+
+
+def exchanged(env: Any) -> None:
+    env.envs[2] = wrapped(99, 11)
+    env.envs[2].reset(seed=5)
+
+
+def exchanged_inside(env: Any) -> None:
+    below = env.envs[2].env
+    below.env = wrapped(99, 11).env.env
+    below.env.reset(seed=5)
+
+
+def patched_later(env: Any) -> None:
+    env.envs[2].reward = lambda reward: 0.25
+
+
+def other_defaults(env: Any) -> None:
+    env.envs[2].env.env.func.__defaults__ = (0.5,)
+
+
+@pytest.mark.parametrize(
+    "change", [sharing, averaged, exchanged, exchanged_inside, patched_later, other_defaults]
+)
+def test_what_becomes_of_wrappers_between_steps_is_seen(change: Any) -> None:
+    ours, theirs = vector()
+    if change is other_defaults:
+        for one in (*ours.envs, *theirs.envs):
+            one.env.env.func = lambda obs, by=2.0: obs * by
+    ours.reset(seed=3)
+    theirs.reset(seed=3)
+    compare(ours, theirs, 4)
+    change(ours)
+    change(theirs)
+    compare(ours, theirs, 12)
+
+
+class Ends(Path):
+    """Says in arrays of one element that it ends, and shares its buffer with all others."""
+
+    buffer = np.zeros(3)
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, infos = super().step(action)
+        self.buffer[:] = obs
+        return self.buffer, reward, np.array([terminated]), truncated, infos
+
+
+@pytest.mark.parametrize("wrap", [w.NormalizeObservation, lambda e: w.ClipReward(e, -0.4, 0.4)])
+def test_odd_returns_are_taken_as_gymnasium_takes_them(wrap: Any) -> None:
+    ours, theirs = both(*[lambda: wrap(Ends(0, 9))] * N)
+    assert batchable(ours)[0]
+    ours.reset(seed=3)
+    theirs.reset(seed=3)
+    compare(ours, theirs, 12)
+
+
+class Anew(Path):
+    """Makes its space of actions anew each time it is asked."""
+
+    @property
+    def action_space(self) -> Any:
+        return spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    @action_space.setter
+    def action_space(self, value: Any) -> None:
+        pass
+
+
+def test_a_space_that_is_made_anew_is_no_other_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = both(*[lambda: w.ClipAction(Anew(0, 30))] * N)
+    ours.reset(seed=3)
+    theirs.reset(seed=3)
+    found = ours.together._found(ours)
+    assert found is not None
+    compare(ours, theirs, 5)
+    assert ours.together._stack is found
+
+
 class Own(w.NormalizeObservation):
     """May do anything."""
+
+
+def overwriting() -> Any:
+    return w.TransformObservation(Path(0, 9), lambda obs: np.abs(obs, obs), None)
 
 
 class OneMore(gymnasium.Wrapper):
@@ -189,6 +283,11 @@ def patched() -> Any:
         (outside(OneMore), (), "OneMore is no wrapper"),
         (patched, (), "a method of its own"),
         (outside(lambda e: w.TransformReward(e, CALLS.append)), (), "not known to be the same"),
+        (
+            lambda: w.TransformObservation(Path(0, 9), lambda o: np.abs(o, o), None),
+            (),
+            "writes into",
+        ),
         (outside(lambda e: w.ClipReward(e, -1.0)), ("ClipReward", *STACK), ""),
         (lambda: w.NormalizeObservation(wrapped(0).env), ("NormalizeObservation", *STACK[1:]), ""),
     ],
@@ -280,6 +379,7 @@ def test_a_conversion_to_float_takes_a_batch() -> None:
         divides,
         counts,
         np.clip,
+        lambda x: np.clip(x, -1, 1, out=x),
         lambda x: np.tanh(x),
         lambda x: x**2,
         lambda x: np.random.default_rng(0).normal() + x,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from rose_compiler.base.decision import Decision
 from rose_compiler.tune.chooser import Chooser
-from rose_compiler.tune.space import candidates
+from rose_compiler.tune.space import candidates, with_compiled
 from rose_compiler.tune.stats import median_interval
 
 
@@ -171,6 +174,26 @@ def test_drift_opens_a_new_duel_with_eager() -> None:
     assert chooser.best == 0
 
 
+def test_after_a_drift_what_was_left_out_is_tried() -> None:
+    made = decisions(3)
+    chooser = Chooser(made)
+    first, second = made[1:]
+    assert first is not None
+    assert second is not None
+    chooser.arrange((), {first: "no window", second: "no window"})
+    while not chooser.settled:
+        chooser.record(chooser.current, 0.3)
+    for _ in range(20):
+        chooser.record(0, 0.3)
+    for _ in range(40):
+        if chooser.settled:
+            chooser.record(0, 0.6)
+    assert not chooser.settled
+    while not chooser.settled:
+        chooser.record(chooser.current, 0.4 if chooser.current == 1 else 0.6)
+    assert chooser.best == 1
+
+
 def test_one_candidate_needs_no_search() -> None:
     assert Chooser([None]).settled
 
@@ -199,6 +222,20 @@ def test_space_is_a_handful_and_starts_with_what_must_be_beaten() -> None:
     assert candidates(1, close=True, threads=1, asynchronous=False, eager=False)[0] == Decision()
     early = candidates(1, close=False, threads=1, asynchronous=False, eager=True, accumulate=True)
     assert {d.accumulate for d in early if d is not None} == {True, False}
+
+
+def test_the_space_has_program_order_with_what_costs_nothing() -> None:
+    known: dict[str, Any] = {"close": False, "threads": 2, "asynchronous": True}
+    assert Decision() in candidates(2, eager=True, **known)
+    assert Decision(wrappers=True) in candidates(2, eager=True, wrappers=True, **known)
+    assert Decision(fuse=True) in candidates(2, eager=False, fuse=True, **known)
+
+
+def test_a_compiled_form_has_what_every_candidate_has() -> None:
+    plain = Decision(fuse=True, wrappers=True)
+    assert with_compiled(None, plain) == replace(plain, compile=True)
+    assert with_compiled(Decision(), plain) == replace(plain, compile=True)
+    assert with_compiled(Decision(groups=2), plain) == replace(plain, groups=2, compile=True)
 
 
 def challenged(times: list[float], further: float, *, seed: int = 0) -> Chooser:

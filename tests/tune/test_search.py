@@ -78,7 +78,7 @@ def test_the_greatest_predicted_gain_is_tried_first_and_what_is_alike_keeps_its_
     seconds[SPACE[2]] = 0.8
     seconds[SPACE[3]] = 0.802
     tried, _ = propose(SPACE, seen(seconds=seconds))
-    assert [SPACE.index(p.decision) for p in tried] == [2, 3, 0, 1, 4, 5]
+    assert [SPACE.index(p.decision) for p in tried] == [2, 3, 0, 1, 4, 5, 6]
     del seconds[SPACE[0]]  # not predicted
     tried, _ = propose(SPACE, seen(seconds=seconds))
     assert tried[-1].decision == SPACE[0]
