@@ -264,12 +264,13 @@ class Compiled:
 
         With ``backend="virtual:h200"``, or the path of a description, it is a plan for that GPU.
         Before anything was profiled it has no shares, and says so. Where tuning has settled on core
-        quotas, they are the plan, with what was predicted of them.
+        quotas, or streams have won SMs of their own, that is the plan, with what was predicted.
         """
         virtual = self._options.backend.startswith(VIRTUAL)
         if self._last is not None and self._last.unit.recorded and not virtual:
             unit = self._last.unit
-            if (planned := unit.cores.plans.get(unit.tuning().best)) is not None:
+            planned = unit.cores.plans.get(unit.tuning().best, unit.streams.plan)
+            if planned is not None:
                 return planned
         profile = None
         if self._last is not None and self._last.unit.profiling.latest is not None:

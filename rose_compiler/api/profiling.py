@@ -19,6 +19,7 @@ from rose_compiler.codegen.emit import emit
 from rose_compiler.codegen.load import load
 from rose_compiler.ir.program import Program
 from rose_compiler.runtime.clocks import SHARE
+from rose_compiler.runtime.device_times import on_device
 from rose_compiler.runtime.kernels import KernelTrace, Nvml, busy_sms, compared
 from rose_compiler.runtime.memory import Peaks
 from rose_compiler.runtime.profiler import Raw, Recorder, record, summarize, timeline
@@ -73,6 +74,7 @@ class Instrumented:
         self._raw: list[_Ran] = []
         self._checks: list[str] = []
         self._timelines: list[Timeline] = []
+        self._on_device: Timeline | None = None
 
     def run(self, runtime: Runtime, *args: Any) -> Any:
         """Run one iteration, as the schedule itself does, and note what it took."""
@@ -118,10 +120,16 @@ class Instrumented:
             for number in sorted({k.device for k in kernels})[:1]:
                 device = busy_sms(kernels, times[0], times[-1], number)
             self._timelines.append(timeline(self.marks, ran.raw, ran.spans, self.machine, device))
+            self._on_device = on_device(self._timelines[-1], kernels, times[0])
             if ran.nvml is not None:
                 self._checks.append(compared(device, ran.trace.why, ran.nvml))
         self._raw.clear()
         return self._timelines
+
+    @property
+    def on_device(self) -> Timeline | None:
+        """The last profiled iteration as the device ran it; ``None`` where no kernel was seen."""
+        return self._on_device if self.timelines else None
 
     @property
     def device_check(self) -> str | None:

@@ -93,6 +93,7 @@ class Specialization:
         for each in self._units():
             each.cores.release()
             each.processes.release()
+            each.streams.release()
             for component in each.hosts():
                 component.rose_released()
 

@@ -147,6 +147,7 @@ class Batch:
         self._trips = 0
         self._good = True
         self._notes = len(runtime.notes)
+        unit.streams.lend(runtime)
         runtime.together = True
         self._started = perf_counter()
         self._until = self._started + BATCH_S
@@ -200,7 +201,7 @@ def steady(unit: Unit) -> Decision | None:
     decision = unit.tuning(eager=False).chosen
     if decision is None or unit.last is None or unit.last.decision != decision:
         return None
-    if decision.cores:  # held while each runs
+    if decision.cores or unit.streams.comparing:  # held, or told, while each runs
         return None
     if decision not in unit.memory.measured or unit.profiling.pending(decision):
         return None

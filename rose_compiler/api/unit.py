@@ -4,40 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from rose_compiler.api import objects
-from rose_compiler.api.building import Building
-from rose_compiler.api.cache import Entry, folder
 from rose_compiler.api.checking import Checker
-from rose_compiler.api.cores import CoreQuotas, shard_cores
-from rose_compiler.api.costing import forecast
+from rose_compiler.api.choosing import Choosing
 from rose_compiler.api.options import Options
 from rose_compiler.api.orders import OrderCheck
 from rose_compiler.api.pipelining import Pipelining
 from rose_compiler.api.process_quotas import ProcessQuotas
-from rose_compiler.api.profiling import Profiling
 from rose_compiler.api.schedules import Schedule
 from rose_compiler.api.searching import arrange
+from rose_compiler.api.stream_quotas import StreamQuotas
 from rose_compiler.api.tracing import Trace, Tracer
 from rose_compiler.api.tuning import Tuning
 from rose_compiler.api.worlds import World
-from rose_compiler.api.wrappers import with_wrappers
 from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.ir import interp
 from rose_compiler.ir.program import Program
-from rose_compiler.passes.accumulate import accumulates
-from rose_compiler.passes.next_reset import resetting
-from rose_compiler.passes.overlap import overlapping
-from rose_compiler.passes.versions import copying
 from rose_compiler.runtime.memory import Peaks
 from rose_compiler.runtime.support import Runtime
 
 
-class Unit(Building):
+class Unit(Choosing):
     """What is recorded, scheduled and run again and again: one training iteration.
 
     ``program`` is the program as captured, effects and graphs included once it has run: the whole
@@ -49,19 +40,14 @@ class Unit(Building):
     ) -> None:
         super().__init__(program, options, log)
         self.tracer = tracer or Tracer()
-        self.profiling = Profiling()
         self.recorded = False
         self.checked = 0  # comparisons of the last iteration in checking mode
         self.orders_checked = 0  # iterations whose lanes were run and compared, in that mode
         self.iterations = 0  # in that mode
-        self.make: Any = None  # of the arguments: types, shapes, devices
-        self.together = 1  # trips of the user's loop that one run makes
-        self.trips = 0  # iterations that are known to come, as far as loops say
         self.last: Schedule | None = None
         self._hosted: bool | None = None  # whether any component lives in a host
-        self._tuning: Tuning | None = None
-        self.cores = CoreQuotas(log)
         self.processes = ProcessQuotas(log, budget_s=options.tune_budget)
+        self.streams = StreamQuotas(log, close=options.numerics == "close")
         self.pipelining = Pipelining(log)
 
     def run(
@@ -172,6 +158,7 @@ class Unit(Building):
         if tuning.settled:
             self.cores.renew()
         self.processes.between(self.program.objects, tuning, self.profiling, self.options.backend)
+        self.streams.between(self.last, runtime, tuning, self.profiling, self.processes)
         target = self.tracer.take()
         trace = None
         if target is not None:
@@ -191,8 +178,9 @@ class Unit(Building):
                 result = run()
             taken = time.perf_counter() - started
             compiled = tuning.compiled(runtime.notes[notes:])
-            if self.processes.comparing:
+            if self.processes.comparing or self.streams.comparing:
                 self.processes.record(taken)
+                self.streams.record(taken)
                 tuning.skip(taken - compiled)
             else:
                 tuning.record(decision, taken - compiled)
@@ -246,7 +234,7 @@ class Unit(Building):
         inputs = self._inputs(values, states)
         runtime.on(schedule.device)
         if trace is None:
-            run, edited = schedule.run, schedule.emitted.edited
+            run, edited = self.streams.runner(schedule), schedule.emitted.edited
             if not edited and self.profiling.wanted(schedule.decision, settled):
                 run = self.profiling.runner(schedule.decision, schedule.program)
             return lambda: run(runtime, *inputs)
@@ -339,87 +327,4 @@ class Unit(Building):
         self.forget()
         self.last = self._tuning = self._hosted = None
         self.profiling.baseline_done = False  # of another program
-
-    def tuning(self, eager: bool = True) -> Tuning:
-        """Which schedule comes next; made when the first iteration has been seen."""
-        if self._tuning is None:
-            shards = max((len(s) for s in self.shards().values()), default=1)
-            beside = bool(self.asynchronous())
-            fusable = None in self.optimizers().values()
-            self._tuning = Tuning(
-                self.options,
-                shards,
-                beside,
-                self.log,
-                eager,
-                fusable,
-                self._entry,
-                hosted=bool(objects.hosted(self.program.objects)),
-                overlap=lambda: overlapping(self.program) or resetting(self.program),
-                streams=self.streamable,
-                accumulate=lambda: accumulates(self.program),
-                copies=lambda: copying(self.program),
-                compilable=self._compilable,
-                plans=self.cores.plans,
-                wrappers=self._batches(),
-            )
-            self._tuning.progress.name = self.program.name
-            self._tuning.verdicts.forecast = self.forecast
-            found, ahead = self.program.objects, self.forecast
-            self._tuning.bound = lambda one: self.cores.with_shards(one, found, ahead)
-            self._tuning.foreseen = self.cores.foresee
-            self._tuning.limit(self._runs())
-        return self._tuning
-
-    def _batches(self) -> bool:
-        """Whether wrappers of any simulator's environments can advance at once."""
-        return any(names for shards in self.wrappers().values() for names, _, _ in shards)
-
-    def _runs(self) -> int:
-        """How many runs are to be expected in all; 0 where that is not known."""
-        return -(-(self.options.iterations or self.trips) // self.together)
-
-    def expect(self, trips: int) -> None:
-        """A loop is about to make this many trips of the unit."""
-        self.trips += trips
-        if self._tuning is not None:
-            self._tuning.limit(self._runs())
-
-    def _entry(self, space: Sequence[Decision | None]) -> Entry | None:
-        """Where the schedule that is settled on is kept for later runs, if anywhere."""
-        where = folder(knobs.current())
-        if where is None:
-            return None
-        about = {
-            "program": self.text,
-            "make": self.make,
-            "shards": self.shards(),
-            "asynchronous": sorted(self.asynchronous()),
-            "processes": self.cores.lanes(self.program.objects),
-            "options": self.options.asked(),
-            "passes": [repr(one) for one in self.options.pipeline],
-            "candidates": [str(one) for one in space],
-        }
-        return Entry(where, self.program.name, about, self.log)
-
-    def memory_of(self, decision: Decision, width: int) -> str:
-        """What is known of the memory of all schedules built so far, and of one in full."""
-        for one in (*self.schedules.values(), self.build(decision)):
-            self.memory.estimate(one.decision, self.program, one.program)
-        return self.memory.render(decision, width)
-
-    def forecast(self, decision: Decision) -> float | None:
-        """Seconds of an iteration of a schedule, predicted from the profile of program order;
-        ``None`` where program order was not profiled."""
-        base = self.profiling.of.get(Decision())
-        if base is None or not base.iteration_s:
-            return None
-        cores = shard_cores(decision)  # which change nothing of the program
-        plan = self.build(decision if cores is None else replace(decision, cores=())).emitted.plan
-        if plan is None:
-            return None
-        shards = max((len(s) for s in self.shards().values()), default=1)
-        profile = base.profile
-        if decision.wrappers:
-            profile = with_wrappers(profile, base.program, self.wrappers())
-        return forecast(profile, base.program, plan, base.machine, shards, cores)
+        self.streams.forget()

@@ -111,10 +111,12 @@ class StreamLane:
     arguments are there; ``wait`` lets the coordinator's stream, not the coordinator, wait.
     """
 
-    def __init__(self, name: str, streams: Streams, *, priority: int = 0) -> None:
+    def __init__(self, name: str, streams: Streams, *, priority: int = 0, lent: Any = None) -> None:
         self.name = name
         self.streams = streams
-        self.stream = streams.stream(priority)
+        self.own = streams.stream(priority)
+        #: The stream that work goes to: its own, or one that it is lent while it is idle.
+        self.stream = self.own if lent is None else lent
         self.failed: list[Task] = []
         self.skipped: list[Task] = []
         self.spans: list[Span] | None = None

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ WARPS = 64
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel, copy or fill on a device: when it ran, and the share of SMs it kept busy."""
+    """One kernel, copy or fill on a device: when it ran, and the share of SMs it kept busy.
+    ``launched_s`` is when the call began that launched it, where the trace says so."""
 
     name: str
     device: int
@@ -35,6 +36,7 @@ class Kernel:
     start_s: float
     end_s: float
     share: float
+    launched_s: float | None = None
 
 
 def parse_kernels(trace: Mapping[str, Any], warps: int = WARPS) -> list[Kernel]:
@@ -45,6 +47,12 @@ def parse_kernels(trace: Mapping[str, Any], warps: int = WARPS) -> list[Kernel]:
     """
     base = float(trace.get("baseTimeNanoseconds", 0)) * 1e-9
     found = []
+    launches = {
+        event["args"]["correlation"]: base + float(event["ts"]) * 1e-6
+        for event in trace.get("traceEvents", ())
+        if event.get("cat") in ("cuda_runtime", "cuda_driver")
+        and "correlation" in (event.get("args") or {})
+    }
     for event in trace.get("traceEvents", ()):
         kind = str(event.get("cat", "")).lower()
         if event.get("ph") != "X" or kind not in ("kernel", "gpu_memcpy", "gpu_memset"):
@@ -59,6 +67,7 @@ def parse_kernels(trace: Mapping[str, Any], warps: int = WARPS) -> list[Kernel]:
                 start,
                 start + float(event.get("dur", 0.0)) * 1e-6,
                 sm_share(known, warps) if kind == "kernel" else 0.0,
+                launches.get(known.get("correlation")),
             )
         )
     return sorted(found, key=lambda k: k.start_s)
@@ -170,7 +179,12 @@ class KernelTrace:
             self.why = "the profiler does not say what its times count from"
             return
         self.kernels = [
-            Kernel(k.name, k.device, k.stream, k.start_s - ahead, k.end_s - ahead, k.share)
+            replace(
+                k,
+                start_s=k.start_s - ahead,
+                end_s=k.end_s - ahead,
+                launched_s=None if k.launched_s is None else k.launched_s - ahead,
+            )
             for k in found
         ]
 

@@ -74,6 +74,7 @@ class Runtime:
         self._streams_given = streams is not None
         self.hosts = dict(hosts or {})
         self._lanes: dict[str, Lane] = {}
+        self._lent: dict[str, Any] = {}  # streams of somebody's own, by lane
         self._spans: list[Span] | None = [] if trace else None
         self._switch: float | None = None
         self._broken = False
@@ -111,7 +112,17 @@ class Runtime:
             return
         for name in [n for n in self._lanes if n.partition(":")[0] in ("stream", "thread")]:
             self._lanes.pop(name).close()
-        self.device, self.streams = found, TorchStreams(found)
+        self.device, self.streams, self._lent = found, TorchStreams(found), {}
+
+    def lend(self, streams: dict[str, Any]) -> None:
+        """Queue what these lanes of kind ``stream`` run on these streams of the same device from
+        now on, all others on their own. Between two runs only."""
+        if streams == self._lent:
+            return
+        self._lent = streams
+        for name, lane in self._lanes.items():
+            if isinstance(lane, StreamLane):
+                lane.stream = streams.get(name, lane.own)
 
     def _make(self, name: str) -> Lane:
         kind, _, rest = name.partition(":")
@@ -131,7 +142,7 @@ class Runtime:
         if kind == "thread":
             return ThreadLane(name, threads=self.threads, timeout=self.timeout)
         if kind == "stream":
-            return StreamLane(name, self.streams)
+            return StreamLane(name, self.streams, lent=self._lent.get(name))
         if rest not in self.hosts:
             return ComponentLane(name, timeout=self.timeout)
         return HostLane(name, self.hosts[rest], timeout=self.timeout)

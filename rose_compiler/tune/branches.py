@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,7 +44,7 @@ class Branches:
         return tuple(dict.fromkeys(task.lane for task in self.tasks))
 
 
-#: Responses of operations that nothing ran beside, in cores, by key.
+#: Responses of operations by key: in cores, of what nothing ran beside, or in chunks of SMs.
 Alone = Mapping[str, Response]
 
 
@@ -60,11 +61,24 @@ def alone_in(profiles: Mapping[int, Sequence[Profile]]) -> Alone:
     return {op: fit([*known.items()]) for op, known in points.items()}
 
 
+def responses(measured: Sequence[tuple[Mapping[str, int], Timeline]]) -> Alone:
+    """Responses fitted to iterations under other quotas each, in chunks by lane."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for quotas, timeline in measured:
+        taken: dict[tuple[str, str], list[float]] = {}
+        for span in timeline.spans:
+            if (lane := span.lane or COORDINATOR) in quotas:
+                taken.setdefault((span.op, lane), []).append(span.duration_s)
+        for (op, lane), seconds in taken.items():
+            points.setdefault(op, []).append((quotas[lane], statistics.median(seconds)))
+    return {op: fit(found) for op, found in points.items()}
+
+
 def branches(timeline: Timeline, chunks: int, alone: Alone | None = None) -> Branches:
     """The graph of one iteration on a device of so many chunks.
 
-    With ``alone``, an operation is planned with what it takes by itself, a chunk being a core:
-    quotas end the fight for cores.
+    With ``alone``, an operation is planned with the response that was measured of it: what it takes
+    by itself on cores, a chunk being a core, since quotas end the fight for them.
     """
     spans = sorted(timeline.spans, key=lambda s: (s.start_s, s.end_s))
     ended: dict[str, tuple[list[float], list[str]]] = {}

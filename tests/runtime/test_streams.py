@@ -177,3 +177,28 @@ def test_casts_of_weights_do_not_cross_streams() -> None:
     before = torch.is_autocast_cache_enabled()
     assert lane.submit(0, torch.is_autocast_cache_enabled).wait() is False
     assert torch.is_autocast_cache_enabled() is before
+
+
+def test_a_lane_is_lent_another_stream_between_two_runs() -> None:
+    streams = RecordingStreams()
+    runtime = Runtime(streams=streams)
+    lane = runtime.lane("stream:a")
+    assert isinstance(lane, StreamLane)
+    lent = streams.stream()
+    with streams:
+        x = torch.ones(4)
+        first = lane.submit(0, torch.neg, x).wait()
+        runtime.drain()
+        runtime.lend({"stream:a": lent})
+        second = lane.submit(0, torch.mul, first, x).wait()
+        runtime.drain()
+        runtime.lend({})
+        third = lane.submit(0, torch.add, second, x).wait()
+    streams.check()
+    assert third.sum() == 0
+    assert [s for s, _ in streams.issued][:4] == [0, lane.own, lent, lane.own]
+    runtime.lend({"stream:b": lent})
+    assert runtime.lane("stream:b").stream == lent  # type: ignore[attr-defined]
+    runtime.on("meta")  # the streams are somebody's own, so the device is theirs
+    assert runtime.lane("stream:b").stream == lent  # type: ignore[attr-defined]
+    runtime.close()

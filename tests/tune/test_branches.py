@@ -4,7 +4,7 @@ import pytest
 
 from rose_compiler.base.profile import OpTime, Profile, Span, Timeline
 from rose_compiler.base.quota import COORDINATOR
-from rose_compiler.tune.branches import alone_in, branches, divide
+from rose_compiler.tune.branches import alone_in, branches, divide, responses
 
 
 def spans(*rows: tuple[str, str, float, float, float]) -> Timeline:
@@ -84,3 +84,20 @@ def test_what_operations_take_by_themselves_replaces_a_fight_for_cores() -> None
     assert divide(branches(crowded, 2), 2).predicted_s == pytest.approx(1.0)
     other = alone_in({1: [Profile("m", (0.2,), ops=(OpTime("other", 1, 1.0, 1.0),))]})
     assert branches(crowded, 2, other) == branches(crowded, 2)
+
+
+def test_responses_come_from_iterations_under_several_quotas() -> None:
+    def under(coordinator: int, lane: int) -> tuple[dict[str, int], Timeline]:
+        quotas = {COORDINATOR: coordinator, "stream:a": lane}
+        took = 8.0 / lane
+        return quotas, spans(
+            ("act", "", 0.0, 1.0 + 8.0 / coordinator, 1.0),
+            ("value", "stream:a", 0.0, took, 1.0),
+            ("value", "stream:a", took, 2 * took, 1.0),
+            ("step", "shard:0", 0.0, 9.0, 1.0),
+        )
+
+    found = responses([under(8, 8), under(4, 12), under(12, 4)])
+    assert set(found) == {"act", "value"}
+    assert found["act"].seconds(6) == pytest.approx(1.0 + 8.0 / 6)
+    assert found["value"].seconds(2) == pytest.approx(4.0)

@@ -44,6 +44,7 @@ class GreenContexts:
     def __init__(self, driver: Any = None, device: int = 0) -> None:
         self._driver = driver
         self._device = device
+        self._lasting: dict[tuple[tuple[str, int], ...], AppliedGreen] = {}
 
     def probe(self) -> Probe:
         """Needs a CUDA build of torch and a ``cuda.bindings`` with green contexts."""
@@ -77,6 +78,28 @@ class GreenContexts:
             raise
         return applied
 
+    def lasting(self, plan: QuotaPlan) -> AppliedGreen:
+        """As :meth:`apply`, but made once for the same shares, and left alone until the process
+        ends: for streams that torch's tensors are used on.
+
+        As such a tensor is freed, torch's allocator records events on the streams that it was used
+        on, and a stream whose context is gone refuses that (``CUDA_ERROR_STREAM_DETACHED``). A
+        context with nothing to run costs no SM.
+        """
+        key = tuple((share.lane, share.units) for share in plan.shares)
+        found = self._lasting.get(key)
+        if found is None:
+            found = self._lasting[key] = self.apply(plan)
+        return found
+
+    def groups(self, chunk: int) -> int:
+        """How many groups of so many SMs the device splits into: 15 on some boards where 16 would
+        fit. Raises ``QuotaError`` (``quota-green``) where the driver reports an error."""
+        driver = self._find_driver()
+        if driver is None:
+            raise fail("quota-green", "the package cuda.bindings is not installed")
+        return _split(driver, self._device, chunk)[2]
+
     def _find_driver(self) -> Any:
         if self._driver is not None:
             return self._driver
@@ -95,17 +118,13 @@ class AppliedGreen:
         self.sms: dict[str, int] = {}
         self._driver = driver
         self._contexts: list[Any] = []
+        self._index = 0
 
     def make(self, index: int) -> None:
         """Split once, then hand out whole groups."""
-        driver = self._driver
-        self._call("cuInit", 0)
-        device = self._call("cuDeviceGet", index)
-        kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
-        whole = self._call("cuDeviceGetDevResource", device, kind)
-        chunk = self.plan.chunk
-        wanted = whole.sm.smCount // chunk
-        groups, count, _ = self._call("cuDevSmResourceSplitByCount", wanted, whole, 0, chunk)
+        driver, chunk = self._driver, self.plan.chunk
+        device, groups, count = _split(driver, index, chunk)
+        self._index = index
         needed = self.plan.given // chunk
         if count < needed:
             raise fail(
@@ -118,17 +137,17 @@ class AppliedGreen:
         for share in self.plan.shares:
             mine = groups[taken : taken + share.units // chunk]
             taken += len(mine)
-            descriptor = self._call("cuDevResourceGenerateDesc", mine, len(mine))
-            context = self._call("cuGreenCtxCreate", descriptor, device, flags)
+            descriptor = _call(driver, "cuDevResourceGenerateDesc", mine, len(mine))
+            context = _call(driver, "cuGreenCtxCreate", descriptor, device, flags)
             self._contexts.append(context)
             stream = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-            self.handles[share.lane] = self._call("cuGreenCtxStreamCreate", context, stream, 0)
+            self.handles[share.lane] = _call(driver, "cuGreenCtxStreamCreate", context, stream, 0)
             self.sms[share.lane] = sum(group.sm.smCount for group in mine)
 
     def stream(self, lane: str) -> torch.cuda.ExternalStream:
         """The lane's stream, for torch."""
         self.plan.share(lane)
-        return torch.cuda.ExternalStream(int(self.handles[lane]))
+        return torch.cuda.ExternalStream(int(self.handles[lane]), device=self._index)
 
     def environment(self, lane: str) -> dict[str, str]:
         """Nothing: the streams live in this process."""
@@ -146,20 +165,33 @@ class AppliedGreen:
         raise fail("quota-fixed", "a green context keeps the SMs that it was made with")
 
     def close(self) -> None:
-        """Destroy the contexts, last made first. Their streams must be idle."""
+        """Destroy the contexts, last made first. Their streams must be idle, and no tensor left
+        that was used on one (see :meth:`GreenContexts.lasting`)."""
         while self._contexts:
             with suppress(QuotaError):
-                self._call("cuGreenCtxDestroy", self._contexts.pop())
+                _call(self._driver, "cuGreenCtxDestroy", self._contexts.pop())
         self.handles.clear()
-
-    def _call(self, function: str, *arguments: Any) -> Any:
-        status, *values = getattr(self._driver, function)(*arguments)
-        if int(status):
-            raise fail("quota-green", f"{function} failed", found=status)
-        return values[0] if len(values) == 1 else tuple(values)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _split(driver: Any, index: int, chunk: int) -> tuple[Any, Any, int]:
+    """The device, and the groups of so many SMs that all of it splits into, with their number."""
+    _call(driver, "cuInit", 0)
+    device = _call(driver, "cuDeviceGet", index)
+    kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+    whole = _call(driver, "cuDeviceGetDevResource", device, kind)
+    wanted = whole.sm.smCount // chunk
+    groups, count, _ = _call(driver, "cuDevSmResourceSplitByCount", wanted, whole, 0, chunk)
+    return device, groups, int(count)
+
+
+def _call(driver: Any, function: str, *arguments: Any) -> Any:
+    status, *values = getattr(driver, function)(*arguments)
+    if int(status):
+        raise fail("quota-green", f"{function} failed", found=status)
+    return values[0] if len(values) == 1 else tuple(values)

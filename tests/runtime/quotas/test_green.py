@@ -111,3 +111,16 @@ def test_probing() -> None:
     other = QuotaPlan.divide("cores", Machine("m", 1), {"a": 1})
     with pytest.raises(QuotaError, match="given to green-context"):
         GreenContexts(Driver()).apply(other)
+
+
+def test_contexts_that_tensors_are_used_on_are_made_once_and_stay() -> None:
+    driver = Driver(groups=15)
+    backend = GreenContexts(driver)
+    assert backend.groups(8) == 15
+    assert driver.alive == []
+    applied = backend.lasting(plan(sim=3, net=12))
+    assert backend.lasting(plan(sim=3, net=12)) is applied
+    assert len(driver.alive) == 2
+    assert backend.lasting(plan(sim=4, net=8)) is not applied
+    with pytest.raises(QuotaError, match="cuDeviceGet failed"):
+        GreenContexts(Driver(fails="cuDeviceGet")).groups(8)
