@@ -90,10 +90,16 @@ class ProcessShard(HostedShard):
         if tape is None:
             return self.host.call(method, *args)
         entry = tape.asks(method, *args)
-        value = self._until_answered(tape, entry, lambda: self.host.call(method, *args))
+        try:
+            value = self._until_answered(tape, entry, lambda: self._call(entry))
+        finally:
+            entry.waiting = False  # Ctrl-C leaves it running: the process has been asked
         if method == "batchable":  # which changes nothing
             tape.drop(entry)
         return value
+
+    def _call(self, entry: Asked) -> Any:
+        return self.host.wait(self.host.submit_dumped(entry.payload, entry.method))
 
     # -- the end of the process, and another one ---------------------------------------------------
 
@@ -118,13 +124,13 @@ class ProcessShard(HostedShard):
 
     def repeat(self, entry: Asked) -> None:
         """Ask the new process once more: what is still waited for is only begun."""
-        method, args = entry.method, entry.args
+        method = entry.method
         if method == "step":
-            self._step(*args)
+            self._step(entry.actions)
         elif method == "reset":
-            super()._begin_reset(*args)
+            self._ticket = self.host.submit_dumped(entry.payload, method)
         elif not entry.waiting:  # who waits for its answer asks by himself
-            self.host.call(method, *args)
+            self._call(entry)
         if entry.waiting or method not in ("step", "reset"):
             return
         assert self._ticket is not None
@@ -135,13 +141,19 @@ class ProcessShard(HostedShard):
             self._view.obs(message)
 
     def _ask(self, begin: Callable[[], None], method: str, *args: Any) -> None:
-        self._asked = None if self._tape is None else self._tape.asks(method, *args)
+        tape, self._asked = self._tape, None
+        if tape is None:
+            begin()
+            return
+        entry = tape.asks(method, *args)
         try:
             begin()
         except ENDS as error:
-            if self._tape is None:
-                raise
-            self._tape.revive(error)  # which begins it again
+            tape.revive(error)  # which begins it again
+        except BaseException:  # it has not begun, and nobody waits for it
+            tape.drop(entry)
+            raise
+        self._asked = entry
 
     def _answer(self) -> Any:
         if self._tape is None or self._asked is None:

@@ -6,7 +6,6 @@ new process starts from the latest one and repeats what was asked since.
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from rose_compiler.base.errors import ConfigError, HostDied, HostTimeout, register
 from rose_compiler.base.remarks import Blocker, Remark
 from rose_compiler.runtime.hosts.tape import LIVES, Tape
+from rose_compiler.runtime.hosts.transport import dump_call
 from rose_compiler.sim import layout
 
 register(
@@ -28,12 +28,19 @@ register(
 ENDS = (HostDied, HostTimeout)
 
 
-@dataclass
+@dataclass(eq=False)
 class Asked:
-    """One thing that a shard was asked, and whether its answer is still to come."""
+    """One thing that a shard was asked, and whether its answer is still to come.
+
+    ``payload`` is the call as it travels to the process, safe from what becomes of its arguments
+    later; a step has copies of its ``actions`` instead, which mostly go through shared memory.
+    """
 
     method: str
-    args: tuple[Any, ...]
+    size: int
+    payload: bytes = b""
+    actions: Any = None
+    setting: str | None = None  # the attribute that it sets
     waiting: bool = True
 
 
@@ -50,13 +57,21 @@ class ShardTape(Tape):
         self.took(None)  # the state is that of a new process
 
     def asks(self, method: str, *args: Any) -> Asked:
-        """The shard is about to be asked this; its state is taken first where it is time to."""
+        """The shard is about to be asked this; its state is taken first where it is time to.
+
+        Raises ``RuntimeFault`` (``host-pickle``) for arguments that can't travel.
+        """
         idle = not any(entry.waiting for entry in self.entries)
         if self.entries and idle and not self._off and self.due():
             self._take()
-        entry = Asked(method, layout.copy(args))
+        if method == "step":
+            entry = Asked(method, _size(args[0]), actions=layout.copy(args[0]))
+        else:
+            payload = dump_call(method, args, {})
+            setting = args[0] if method == "set_attr" else None
+            entry = Asked(method, len(payload), payload, setting=setting)
         if not self._off:
-            self.keep(entry, len(pickle.dumps(args)) if method != "step" else _size(args[0]))
+            self.keep(entry, entry.size)
         return entry
 
     def took(self, state: Any, cost: float | None = None) -> None:
@@ -69,13 +84,14 @@ class ShardTape(Tape):
         super()._forget()
 
     def _set(self) -> None:
-        self._settings |= {e.args[0]: e for e in self.entries if e.method == "set_attr"}
+        self._settings |= {e.setting: e for e in self.entries if e.setting is not None}
 
     def drop(self, entry: Asked) -> None:
         """This is not to be repeated: it raised an exception of the environments', or changed
         nothing."""
-        if entry in self.entries:
+        if entry in self.entries:  # they are compared by identity
             self.entries.remove(entry)
+            self._size -= entry.size
 
     def _take(self) -> None:
         began = perf_counter()

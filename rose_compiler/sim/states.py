@@ -8,6 +8,7 @@ environment and of its process.
 
 from __future__ import annotations
 
+import importlib
 import random
 import sys
 from collections.abc import Iterator
@@ -69,7 +70,8 @@ def put(env: Any, state: Any) -> None:
     random.setstate(python)
     np.random.set_state(numpy)  # noqa: NPY002
     if torch is not None:
-        sys.modules["torch"].set_rng_state(torch)
+        # who loads it in a step has not done so in a new process
+        importlib.import_module("torch").set_rng_state(torch)
 
 
 def _single(env: Any) -> list[Any]:

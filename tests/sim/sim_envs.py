@@ -8,6 +8,7 @@ import pathlib
 import random
 import signal
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import gymnasium
@@ -163,7 +164,7 @@ class Faulty(Walk):
 
 
 class Mortal(Walk):
-    """A walk that can hand over its state, and ends its process, or hangs, in one of its steps: as
+    """A walk that can hand over its state, and ends its process, hangs or raises in a step: as
     long as there is a file of that name, which it takes away first unless ``always``."""
 
     def __init__(
@@ -182,6 +183,8 @@ class Mortal(Walk):
                 self.file.unlink()
             if self.how == "hang":
                 time.sleep(60)
+            if self.how == "raise":
+                raise KeyError("the environment's own")
             os.kill(os.getpid(), signal.SIGKILL)
         obs, reward, terminated, truncated, infos = super().step(action)
         noise = np.random.normal() + random.random() if self.draws else 0.0  # noqa: NPY002
@@ -189,6 +192,10 @@ class Mortal(Walk):
 
     def shove(self, push: float) -> float:
         self.push += push
+        return self.push
+
+    def apply(self, function: Callable[[float], float], by: list[float]) -> float:
+        self.push = function(self.push) + by[0]
         return self.push
 
     def get_state(self) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import types
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from sim_equal import assert_same
 
 from rose_compiler.base.errors import ConfigError, HostDied, RuntimeFault
 from rose_compiler.runtime.hosts import tape
-from rose_compiler.sim import ShardedEnv
+from rose_compiler.sim import ShardedEnv, states
 from rose_compiler.sim.process_shard import ProcessShard
 
 ENVS = 3
@@ -103,6 +105,93 @@ def test_calls_and_settings_are_repeated() -> None:
     os.kill(pids(env)[0], signal.SIGKILL)
     assert_same(env.step(actions(9)), same.step(actions(9)))
     env.close()
+
+
+def test_what_an_environment_raises_is_what_the_user_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After steps with equal actions, none of which is mistaken for the one that raised."""
+    monkeypatch.setattr(tape, "SHARE", 1e-9)
+    (tmp_path / "fault").touch()
+    fns = [partial(Mortal, k, "raise", 5, str(tmp_path / "fault"), True) for k in range(ENVS)]
+    env = ShardedEnv.split(fns, shards=1, hosts="process", recover=True)
+    env.reset(seed=0)
+    for _ in range(4):
+        env.step(actions(0))
+    (shard,) = env.shards()
+    kept, size = list(shard._tape.entries), shard._tape._size
+    with pytest.raises(KeyError, match="the environment's own"):
+        env.step(actions(0))
+    assert len(kept) == len(shard._tape.entries)
+    assert all(a is b for a, b in zip(kept, shard._tape.entries, strict=True))
+    assert shard._tape._size == size
+    env.close()
+
+
+def test_arguments_that_only_travel_by_value_and_change_later_are_repeated() -> None:
+    fns = [partial(Mortal, k) for k in range(ENVS)]
+    env = ShardedEnv.split(fns, shards=1, hosts="process", recover=True)
+    same = ShardedEnv.split(fns, shards=1)
+    for one in (env, same):
+        one.reset(seed=0, options={"of": lambda x: x})
+        by = [0.5]
+        assert one.call("apply", lambda x: 2 * x + 1, by) == (1.5,) * ENVS
+        by[0] = 7.0
+        one.set_attr("scale", lambda x: 3 * x)
+    os.kill(pids(env)[0], signal.SIGKILL)
+    assert env.call("scale", 2) == same.call("scale", 2) == (6,) * ENVS
+    assert_same(env.step(actions(0)), same.step(actions(0)))
+    assert {remark.code for remark in env.rose_remarks} == {"revived"}
+    with pytest.raises(RuntimeFault, match="can't be pickled") as caught:
+        env.set_attr("scale", [(x for x in "ab")] * ENVS)
+    assert caught.value.code == "host-pickle"
+    assert_same(env.step(actions(1)), same.step(actions(1)))
+    env.close()
+
+
+def test_a_step_that_could_not_begin_does_not_keep_states_from_being_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env = ShardedEnv.split([partial(Mortal, 0)] * 2, shards=1, hosts="process", recover=True)
+    (shard,) = env.shards()
+    assert isinstance(shard, ProcessShard)
+    with monkeypatch.context() as patched:
+        patched.setattr(shard, "_step", _refused)
+        with pytest.raises(ValueError, match="no such actions"):
+            env.step(actions(0, 2))
+    assert shard._tape is not None
+    assert shard._tape.entries == []
+    env.close()
+
+
+def _refused(actions: Any) -> None:
+    raise ValueError("no such actions")
+
+
+def test_a_new_process_loads_torch_for_its_generator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process in which a step has loaded it is followed by one in which nobody has yet."""
+    env = Keeper()
+    loaded = types.ModuleType("torch")
+    monkeypatch.setattr(loaded, "get_rng_state", lambda: "drawn thrice", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", loaded)
+    state = states.take(env)
+    monkeypatch.delitem(sys.modules, "torch")
+    (tmp_path / "torch.py").write_text("def set_rng_state(state):\n    global now; now = state\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    states.put(env, state)
+    assert sys.modules["torch"].now == "drawn thrice"
+
+
+class Keeper:
+    """Has a state to hand over."""
+
+    def get_state(self) -> int:
+        return 1
+
+    def set_state(self, state: int) -> None:
+        pass
 
 
 def test_a_step_that_always_ends_its_process_is_an_error(tmp_path: Path) -> None:

@@ -113,6 +113,10 @@ class ProcessHost:
             payload = known
         return self._post(CALL, payload, method)
 
+    def submit_dumped(self, payload: bytes, method: str) -> Ticket:
+        """Begin a call of this method that ``transport.dump_call`` has pickled."""
+        return self._post(CALL, payload, method)
+
     def submit_raw(self, payload: bytes, what: str) -> Ticket:
         """Begin ``component.raw(payload)``, which answers with bytes; ``what`` is for errors."""
         return self._post(RAW, payload, what)
