@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
@@ -47,7 +47,7 @@ class _Ran:
     """What one profiled iteration left behind."""
 
     raw: Raw
-    spans: list[Span]
+    spans: Sequence[Span]
     trace: KernelTrace
     nvml: Nvml | None
 
@@ -60,10 +60,11 @@ class Instrumented:
         self.machine = machine
         self.recorder = Recorder()
         self.peaks = Peaks()
-        #: What the last iteration took of memory: as a whole, or stretch by stretch.
+        #: What the first iteration took of memory, stretch by stretch, if that was asked for.
         self.stretches: list[Stretch] = []
         self._passed: list[str] = []
         self._due = 0.0
+        self._looks = stretches  # at memory; a look takes as long as many operations
         emitted = emit(program, tick=self._looking if stretches else self.recorder.tick)
         self._outer = {k: m.key for k, m in enumerate(emitted.marks) if not m.path}
         self.marks: tuple[Mark, ...] = emitted.marks
@@ -80,16 +81,19 @@ class Instrumented:
         """Run one iteration, as the schedule itself does, and note what it took."""
         trace = KernelTrace()
         nvml = Nvml() if trace.why is None else None
-        self.stretches.clear()
-        self._passed.clear()
         self.recorder.prepare()
-        self.peaks.begin()
-        self._due = 0.0
+        if self._looks:
+            self.stretches.clear()
+            self._passed.clear()
+            self.peaks.begin()
+            self._due = 0.0
         with nvml or nullcontext(), trace:
             started = perf_counter()
             result, spans = record(self.recorder, runtime, lambda: self._run(runtime, *args))
             self.iteration_s.append(perf_counter() - started)
-        self._stretch()
+        if self._looks:
+            self._stretch()
+            self._looks = False
         self._raw.append(_Ran(self.recorder.raw(), spans, trace, nvml))
         return result
 
@@ -97,8 +101,7 @@ class Instrumented:
         """A tick that also looks at memory behind operations of the outermost body; the rarer, the
         longer that takes."""
         self.recorder.tick(k)
-        key = self._outer.get(k)
-        if key is None:
+        if not self._looks or (key := self._outer.get(k)) is None:
             return
         self._passed.append(key)
         now = perf_counter()

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from rose_compiler.base.profile import Span
+from rose_compiler.base.spanlog import SpanLog
 
 #: Kind of the spans that stand for phases.
 KIND = "phase"
@@ -22,7 +23,7 @@ THREAD = "rose "
 #: A phase that ended: its names, outermost first and joined by "/", start and end.
 Ended = tuple[str, float, float]
 
-_recorders: list[list[Span]] = []
+_recorders: list[list[Span] | SpanLog] = []
 
 
 class _Mine(threading.local):
@@ -66,7 +67,7 @@ def note(ended: Iterable[Ended], lane: str | None = None) -> None:
 
 
 @contextmanager
-def recording(into: list[Span]) -> Iterator[None]:
+def recording(into: list[Span] | SpanLog) -> Iterator[None]:
     """Note the phases of all threads of this process as spans of kind :data:`KIND`."""
     _recorders.append(into)
     try:
@@ -78,8 +79,16 @@ def recording(into: list[Span]) -> Iterator[None]:
 @contextmanager
 def collecting() -> Iterator[list[Ended]]:
     """Note the phases of this thread in the list that is given, and nowhere else."""
-    before, _mine.into = _mine.into, []
+    ended: list[Ended] = []
+    before = divert(ended)
     try:
-        yield _mine.into
+        yield ended
     finally:
-        _mine.into = before
+        divert(before)
+
+
+def divert(into: list[Ended] | None) -> list[Ended] | None:
+    """Note the phases of this thread in a list from now on, or with whoever records (None); where
+    they went before. For what runs so often that :func:`collecting` would be felt."""
+    before, _mine.into = _mine.into, into
+    return before

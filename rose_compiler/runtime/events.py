@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rose_compiler.base.profile import Span
+from rose_compiler.base.spanlog import SpanLog
 from rose_compiler.runtime.lanes import Item, Task, ThreadLane, ThreadTask, whole_step
 
 
@@ -119,7 +119,7 @@ class StreamLane:
         self.stream = self.own if lent is None else lent
         self.failed: list[Task] = []
         self.skipped: list[Task] = []
-        self.spans: list[Span] | None = None
+        self.spans: SpanLog | None = None
         self.submitted = self.awaited = 0  # tasks so far, and of those up to the last awaited one
 
     def submit(self, site: int, fn: Callable[..., Any], *args: Any) -> Task:
@@ -139,7 +139,7 @@ class StreamLane:
             task.event = streams.record(stream)
         if self.spans is not None:  # the time to issue it; the device's own is the profiler's
             name = getattr(fn, "__name__", None) or type(fn).__name__
-            self.spans.append(Span(name, self.name, start, perf_counter(), site=site))
+            self.spans.note((name, self.name, start, perf_counter(), site, None, None, None))
         return task
 
     def step(self, site: int, shard: Any, action: Any, packed: bool = False) -> Task:

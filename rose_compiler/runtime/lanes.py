@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from rose_compiler.base.errors import RoseError, fail
-from rose_compiler.base.profile import Span
+from rose_compiler.base.spanlog import SpanLog
 from rose_compiler.runtime.modes import Modes, current, entered
 
 
@@ -74,7 +74,7 @@ class Lane(Protocol):
     name: str
     failed: list[Task]
     skipped: list[Task]
-    spans: list[Span] | None
+    spans: SpanLog | None
 
     def submit(self, site: int, fn: Callable[..., Any], *args: Any) -> Task:
         """Hand over ``fn(*args)``; tasks among the arguments stand for their results."""
@@ -109,7 +109,7 @@ class InlineLane:
         self.name = name
         self.failed: list[Task] = []
         self.skipped: list[Task] = []
-        self.spans: list[Span] | None = None
+        self.spans: SpanLog | None = None
 
     def submit(self, site: int, fn: Callable[..., Any], *args: Any) -> Task:
         task = Task(self, site)
@@ -117,7 +117,8 @@ class InlineLane:
         task.value = fn(*map(_resolved, args))
         task.done = True
         if self.spans is not None:
-            self.spans.append(Span(_name(fn), self.name, start, perf_counter(), site=site))
+            noted = _name(fn), self.name, start, perf_counter(), site, None, None, None
+            self.spans.note(noted)
         return task
 
     def step(self, site: int, shard: Any, action: Any, packed: bool = False) -> Task:
@@ -191,7 +192,7 @@ class ThreadLane:
         self.threads = threads
         self.failed: list[Task] = []
         self.skipped: list[Task] = []
-        self.spans: list[Span] | None = None
+        self.spans: SpanLog | None = None
         self._queue: SimpleQueue[ThreadTask | None] = SimpleQueue()
         self._last: ThreadTask | None = None
         self._thread: threading.Thread | None = None
@@ -298,5 +299,4 @@ def _run(task: ThreadTask, lane: Lane) -> None:
         lane.failed.append(task)
     if spans is not None:
         end, cpu = perf_counter(), thread_time() - cpu
-        issued, site = task.issued, task.site
-        spans.append(Span(_name(fn), lane.name, start, end, site=site, cpu_s=cpu, issue_s=issued))
+        spans.note((_name(fn), lane.name, start, end, task.site, cpu, task.issued, None))

@@ -385,7 +385,7 @@ def _mean(values: Iterable[float]) -> float:
     return statistics.fmean(found) if found else 0.0
 
 
-def record(recorder: Recorder, runtime: Any, call: Callable[[], Any]) -> tuple[Any, list[Span]]:
+def record(recorder: Recorder, runtime: Any, call: Callable[[], Any]) -> tuple[Any, Sequence[Span]]:
     """Run an instrumented function once; its result, and what the lanes ran meanwhile.
 
     ``runtime`` is the :class:`~rose_compiler.runtime.support.Runtime` that it runs on.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 from rose_compiler.base import phases
 from rose_compiler.base.errors import HostTimeout
-from rose_compiler.base.profile import Span
+from rose_compiler.base.spanlog import SpanLog
 from rose_compiler.runtime.hosts.host import within
 from rose_compiler.runtime.hosts.pending import Pending, begin
 from rose_compiler.runtime.lanes import Task, ThreadLane, late, whole_step
@@ -35,7 +34,7 @@ class ShardLane:
         self.timeout = timeout
         self.failed: list[Task] = []
         self.skipped: list[Task] = []
-        self._spans: list[Span] | None = None
+        self._spans: SpanLog | None = None
         self._timed: Any = None  # the shard that has been told to time its steps
         self._running: ShardTask | None = None
         self._thread = ThreadLane(name, threads=threads, timeout=timeout)
@@ -43,11 +42,11 @@ class ShardLane:
         self._thread.skipped = self.skipped
 
     @property
-    def spans(self) -> list[Span] | None:
+    def spans(self) -> SpanLog | None:
         return self._spans
 
     @spans.setter
-    def spans(self, spans: list[Span] | None) -> None:
+    def spans(self, spans: SpanLog | None) -> None:
         self._spans = self._thread.spans = spans
         if spans is None and self._timed is not None:
             self._timed.timed(False)
@@ -159,23 +158,24 @@ class ShardTask(Task):
             lane.failed.append(self)
         self.done = True
         lane._running = None
-        if lane.spans is not None:
-            ended = perf_counter()
-            # of a step that failed nothing is known, and its host may have ended
-            timed = lane._timed is self.shard and self.error is None
-            told = self.shard.times() if timed else None
-            span = Span(
-                *("step", lane.name, self.start, ended),
-                site=self.site,
-                cpu_s=None if told is None else told[2],
-                issue_s=None if told is None else self.start,
-                ran_s=None if told is None else told[:2],
-            )
-            lane.spans.append(span)
-            if told is not None:
-                # the step has its result, whatever became of its host since: the next one says so
-                with suppress(Exception):
-                    phases.note(self.shard.phases(), lane.name)
+        if lane._spans is not None:
+            self._note(lane, lane._spans, perf_counter())
+
+    def _note(self, lane: ShardLane, spans: SpanLog, ended: float) -> None:
+        """Leave a span. All that is done here, the next step of the shard waits for."""
+        start, site = self.start, self.site
+        # of a step that failed nothing is known, and its host may have ended
+        timed = lane._timed is self.shard and self.error is None
+        told = self.shard.told() if timed else None
+        if told is None:
+            spans.note(("step", lane.name, start, ended, site, None, None, None))
+            return
+        began, over, cpu, named = told
+        spans.note(("step", lane.name, start, ended, site, cpu, start, (began, over)))
+        if named:
+            # the step has its result, whatever became of its host since: the next one says so
+            with suppress(Exception):
+                phases.note(self.shard.phases(), lane.name)
 
 
 class RemoteTask(Task):
@@ -227,7 +227,7 @@ class HostLane:
         self.timeout = timeout
         self.failed: list[Task] = []
         self.skipped: list[Task] = []
-        self.spans: list[Span] | None = None
+        self.spans: SpanLog | None = None
         self.until: float | None = None  # while it settles
         self._running: list[HostTask] = []
 
@@ -264,7 +264,7 @@ class ComponentLane:
         self.timeout = timeout
         self.failed: list[Task] = []
         self.skipped: list[Task] = []
-        self.spans: list[Span] | None = None
+        self.spans: SpanLog | None = None
         self.until: float | None = None  # while it settles
         self._running: list[ComponentTask] = []
 
@@ -326,13 +326,14 @@ class ComponentTask(RemoteTask):
 
     def span(self, what: str, ran: tuple[float, float, float] | None = None) -> None:
         """Note when the call ran, where spans are wanted."""
-        if self.lane.spans is None:
+        spans, name, began, site = self.lane.spans, self.lane.name, self.start, self.site
+        if spans is None:
             return
-        span = Span(what, self.lane.name, self.start, perf_counter(), site=self.site)
-        if ran is not None:
-            start, end, cpu = ran
-            span = replace(span, cpu_s=cpu, issue_s=self.start, ran_s=(start, end))
-        self.lane.spans.append(span)
+        if ran is None:
+            spans.note((what, name, began, perf_counter(), site, None, None, None))
+            return
+        start, end, cpu = ran
+        spans.note((what, name, began, perf_counter(), site, cpu, began, (start, end)))
 
 
 class HostTask(RemoteTask):
@@ -356,6 +357,5 @@ class HostTask(RemoteTask):
         self.done = True
         lane._running.remove(self)
         if lane.spans is not None:
-            lane.spans.append(
-                Span(self.ticket.what, lane.name, self.start, perf_counter(), site=self.site)
-            )
+            about = self.ticket.what, lane.name, self.start, perf_counter(), self.site
+            lane.spans.note((*about, None, None, None))

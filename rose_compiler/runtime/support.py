@@ -16,8 +16,9 @@ from rose_compiler.base import phases
 from rose_compiler.base.apart import Apart
 from rose_compiler.base.errors import fail
 from rose_compiler.base.faultmap import FaultMap
-from rose_compiler.base.profile import Span, Timeline
+from rose_compiler.base.profile import Timeline
 from rose_compiler.base.recurrence import Recurrence
+from rose_compiler.base.spanlog import SpanLog
 from rose_compiler.kernels import scan
 from rose_compiler.kernels.scan_native import Built
 from rose_compiler.runtime import buffers, faults, gradients, graphs
@@ -75,7 +76,7 @@ class Runtime:
         self.hosts = dict(hosts or {})
         self._lanes: dict[str, Lane] = {}
         self._lent: dict[str, Any] = {}  # streams of somebody's own, by lane
-        self._spans: list[Span] | None = [] if trace else None
+        self._spans: SpanLog | None = SpanLog() if trace else None
         self._switch: float | None = None
         self._broken = False
         self._fused: list[Fused] = []
@@ -182,9 +183,9 @@ class Runtime:
             lane.close()
 
     @contextmanager
-    def recording(self) -> Iterator[list[Span]]:
-        """Let every task inside the block leave a span in the list that it is given."""
-        spans: list[Span] = []
+    def recording(self) -> Iterator[SpanLog]:
+        """Let every task inside the block leave a span in the log that it is given."""
+        spans = SpanLog()
         before = self._spans
         self._watch(spans)
         try:
@@ -192,10 +193,10 @@ class Runtime:
                 yield spans
         finally:
             if before is not None:
-                before += spans
+                before.extend(spans)
             self._watch(before)
 
-    def _watch(self, spans: list[Span] | None) -> None:
+    def _watch(self, spans: SpanLog | None) -> None:
         self._spans = spans
         for lane in self._lanes.values():
             lane.spans = spans

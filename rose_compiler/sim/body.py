@@ -98,10 +98,14 @@ class Body:
 
     def timed_step(self, actions: Any) -> Timed:
         """One step, with its times and the phases in it."""
-        with phases.collecting() as ended:
+        ended: list[phases.Ended] = []
+        before = phases.divert(ended)
+        try:
             start, cpu = perf_counter(), thread_time()
             result = self.step(actions)
             times = start, perf_counter(), thread_time() - cpu
+        finally:
+            phases.divert(before)
         return Timed(result, times, ended)
 
     def begin(self, actions: Any) -> None:

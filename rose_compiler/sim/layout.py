@@ -96,6 +96,12 @@ class Slot:
         """The array in mapped memory."""
         return np.ndarray(self.shape, self.dtype, buffer=memory, offset=self.offset)
 
+    def numbers(self, memory: Any) -> memoryview[float]:
+        """The numbers of a list of doubles in mapped memory; taken one by one, that is several
+        times as fast as by an array."""
+        size = 8 * self.shape[0]
+        return memoryview(memory)[self.offset : self.offset + size].cast("d")
+
 
 @dataclass(frozen=True)
 class Layout:

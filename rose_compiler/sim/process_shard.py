@@ -14,8 +14,8 @@ from rose_compiler.sim import layout
 from rose_compiler.sim.body import Traits
 from rose_compiler.sim.restarts import ENDS, Asked, ShardTape
 from rose_compiler.sim.shard_vector import BodyResult
-from rose_compiler.sim.shards import HostedShard
-from rose_compiler.sim.shared_body import SharedView
+from rose_compiler.sim.shards import HostedShard, Told
+from rose_compiler.sim.shared_body import END, TIMED, SharedView
 
 _LOST = (
     "rose: the state of these environments was in that process and is lost; with `recover=True` a "
@@ -63,7 +63,7 @@ class ProcessShard(HostedShard):
         self._ask(lambda: self._step(actions), "step", actions)
 
     def _step(self, actions: Any) -> None:
-        self._view.clock[1:] = 0.0  # what it says is of this step, or of none that has ended
+        self._view.clock[END] = 0.0  # what it says is of this step, or of none that has ended
         if not self._view.fits(actions):
             self._ticket = self.host.submit("step_with", actions)
             return
@@ -114,7 +114,7 @@ class ProcessShard(HostedShard):
 
     def renew(self) -> None:
         """A new process, in which the environments are built anew."""
-        timed, at_once = bool(self._view.clock[0]), bool(self._view.at_once[0])
+        timed, at_once = bool(self._view.clock[TIMED]), bool(self._view.at_once[0])
         self.host.kill()
         self.host = host = self._again()
         host.ready()
@@ -192,14 +192,15 @@ class ProcessShard(HostedShard):
 
     def timed(self, on: bool) -> None:
         """Let the process time its steps from now on, or not; not while one is under way."""
-        self._view.clock[:] = on, 0.0, 0.0, 0.0, 0.0
+        clock = self._view.clock
+        clock[END], clock[TIMED] = 0.0, float(on)
 
-    def times(self) -> tuple[float, float, float] | None:
-        """When the last step began and ended (``perf_counter``), and its CPU seconds; None where
-        it was not timed."""
-        _, start, end, cpu, _ = map(float, self._view.clock)
-        return (start, end, cpu) if end else None
+    def told(self) -> Told | None:
+        """What is known of the last step; None where it was not timed."""
+        _, start, end, cpu, named = self._view.clock.tolist()
+        return (start, end, cpu, int(named)) if end else None
 
     def phases(self) -> list[phases.Ended]:
         """The named phases in the last step, if it was timed; before the next begins."""
-        return list(self.host.call("phases")) if self._view.clock[4] else []
+        told = self.told()
+        return list(self.host.call("phases")) if told is not None and told[3] else []

@@ -23,7 +23,7 @@ from rose_compiler.sim.infos import merge as merge_infos
 from rose_compiler.sim.process_shard import ProcessShard
 from rose_compiler.sim.protocol import StepResult
 from rose_compiler.sim.shard_vector import BodyResult
-from rose_compiler.sim.shards import BaseShard, HostedShard, let_go, lost
+from rose_compiler.sim.shards import BaseShard, HostedShard, Told, let_go, lost
 from rose_compiler.sim.together import Batched
 
 Hosts = Literal["inline", "thread", "process"]
@@ -241,12 +241,17 @@ class ShardedEnv(VectorEnv):
     def times(self) -> tuple[float, float, float] | None:
         """When the first shard began the last step and the last one ended it (``perf_counter``),
         and the CPU seconds of all; None unless all of them were timed."""
-        told = [shard.times() for shard in self._shards if isinstance(shard, HostedShard)]
+        told = self.told()
+        return None if told is None else told[:3]
+
+    def told(self) -> Told | None:
+        """:meth:`times` of the last step, and how many named phases ended in it."""
+        told = [shard.told() for shard in self._shards if isinstance(shard, HostedShard)]
         known = [one for one in told if one is not None]
         if len(known) < len(self._shards):
             return None
-        starts, ends, cpu = zip(*known, strict=True)
-        return min(starts), max(ends), sum(cpu)
+        starts, ends, cpu, named = zip(*known, strict=True)
+        return min(starts), max(ends), sum(cpu), sum(named)
 
     def phases(self) -> list[phases.Ended]:
         """The named phases in the last step, if it was timed; before the next begins."""

@@ -20,6 +20,10 @@ from rose_compiler.sim.protocol import StepResult
 from rose_compiler.sim.shard_vector import BodyResult
 from rose_compiler.sim.tables import Table
 
+#: What a step that was timed tells: when it began and ended (``perf_counter``), its CPU seconds,
+#: and how many named phases ended in it.
+Told = tuple[float, float, float, int]
+
 #: Seconds to take in an answer that has arrived, though the time to wait for it is over.
 TO_READ_S = 0.05
 
@@ -306,10 +310,15 @@ class HostedShard(BaseShard):
         """Let steps from now on be timed, or not; not while one is under way."""
         raise NotImplementedError
 
+    def told(self) -> Told | None:
+        """What is known of the last step; None where it was not timed."""
+        raise NotImplementedError
+
     def times(self) -> tuple[float, float, float] | None:
         """When the last step began and ended (``perf_counter``), and its CPU seconds; None where
         it was not timed."""
-        raise NotImplementedError
+        told = self.told()
+        return None if told is None else told[:3]
 
     def phases(self) -> list[phases.Ended]:
         """The named phases in the last step, if it was timed; before the next begins."""
@@ -366,10 +375,10 @@ class ThreadShard(HostedShard):
         """Let steps from now on be timed, or not; not while one is under way."""
         self._timed, self._told = on, None
 
-    def times(self) -> tuple[float, float, float] | None:
-        """When the last step began and ended (``perf_counter``), and its CPU seconds; None where
-        it was not timed."""
-        return None if self._told is None else self._told.times
+    def told(self) -> Told | None:
+        """What is known of the last step; None where it was not timed."""
+        told = self._told
+        return None if told is None else (*told.times, len(told.phases))
 
     def phases(self) -> list[phases.Ended]:
         """The named phases in the last step, if it was timed."""

@@ -18,6 +18,9 @@ from rose_compiler.sim.codec import InfoCodec
 from rose_compiler.sim.shard_vector import BodyResult, ShardVector
 from rose_compiler.sim.together import Batched
 
+#: Places in a shard's clock (:class:`layout.Layout`).
+TIMED, BEGIN, END, CPU, NAMED = range(5)
+
 #: What does not fit into the shared arrays, by place, and the packed infos.
 Message = bytes | tuple[dict[Any, Any], bytes] | None
 
@@ -39,6 +42,7 @@ class SharedBody:
         self.body = body
         self._tree = layout.Tree(body.traits().single_observation_space)
         self._codec = InfoCodec()
+        self._ended: list[phases.Ended] = []
 
     def traits(self) -> Traits:
         """Spaces and metadata of the shard."""
@@ -53,7 +57,7 @@ class SharedBody:
         self._reward = plan.reward.view(memory)
         self._reward_type = plan.reward_type.view(memory)
         self._flags = plan.terminated.view(memory), plan.truncated.view(memory)
-        self._clock = plan.clock.view(memory)
+        self._clock = plan.clock.numbers(memory)
         self._at_once = plan.at_once.view(memory)
         env = self.body.env
         if type(env) is ShardVector:
@@ -75,13 +79,19 @@ class SharedBody:
         """Step with actions that came by message."""
         clock = self._clock
         self.body.batch_wrappers(bool(self._at_once[0]))
-        if not clock[0]:
+        if not clock[TIMED]:
             return self._publish(*self.body.step(actions))
-        # the monotonic clock is the same in all processes of a machine
-        start, cpu = perf_counter(), process_time()
-        with phases.collecting() as self._ended:
+        ended: list[phases.Ended] = []
+        self._ended = ended
+        before = phases.divert(ended)
+        try:
+            # the monotonic clock is the same in all processes of a machine
+            start, cpu = perf_counter(), process_time()
             message = self._publish(*self.body.step(actions))
-        clock[1:] = start, perf_counter(), process_time() - cpu, len(self._ended)
+            clock[CPU], clock[END] = process_time() - cpu, perf_counter()
+        finally:
+            phases.divert(before)
+        clock[BEGIN], clock[NAMED] = start, len(ended)
         return message
 
     def phases(self) -> list[phases.Ended]:
@@ -190,7 +200,7 @@ class SharedView:
         self._rewards: dict[int, np.ndarray] = {}
         self._reward_type = plan.reward_type.view(memory)
         self._flags = plan.terminated.view(memory), plan.truncated.view(memory)
-        self.clock = plan.clock.view(memory)
+        self.clock = plan.clock.numbers(memory)
         self.at_once = plan.at_once.view(memory)
         self._actions: np.ndarray | None = None
 

@@ -150,6 +150,19 @@ def test_a_branch_s_arms_count_for_the_trips_that_take_them() -> None:
     assert [n.trips for n in nest.walk()] == [1.0, 8.0]
 
 
+def test_memory_is_looked_at_in_the_first_iteration_alone() -> None:
+    bind = {"fourth": lambda t: t % 4 == 0, "add": lambda x, y: x + y}
+    profiled = Instrumented(parse(BRANCHES, bind=bind), Machine("two cores", 2), stretches=True)
+    runtime = Runtime()
+    profiled.run(runtime, 1)
+    first = list(profiled.stretches)
+    assert first
+    profiled.peaks = None  # type: ignore[assignment]  # whoever looks once more will fail
+    profiled.run(runtime, 1)
+    assert profiled.stretches == first
+    runtime.close()
+
+
 def test_the_report_is_one_page(training: Training, tmp_path: Path) -> None:
     fast = rose_compiler.compile(iteration, tune=False, numerics="bitwise")
     training.run(fast, 5)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rose_compiler.base.errors import HostTimeout
+from rose_compiler.base.spanlog import SpanLog
 from rose_compiler.runtime.lanes import InlineLane, Lane, Skipped, ThreadLane
 from rose_compiler.runtime.remote import HostLane, ShardLane
 
@@ -276,7 +277,7 @@ def test_a_host_lane_calls_methods_by_name() -> None:
 
 @pytest.mark.parametrize("lane", [InlineLane("x"), ThreadLane("x"), ShardLane("x")])
 def test_spans_tell_what_ran(lane: Lane) -> None:
-    lane.spans = []
+    lane.spans = SpanLog()
     lane.submit(0, time.sleep, 0.01).wait()
     (span,) = lane.spans
     assert (span.op, span.lane) == ("sleep", "x")

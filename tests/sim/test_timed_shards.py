@@ -77,6 +77,7 @@ def test_a_lane_of_the_whole_simulator_tells_of_all_its_shards(hosts: Any) -> No
     with runtime.recording() as spans:
         lane.step(7, env, np.zeros((4, 2), np.float32)).wait()
         told = [shard.times() for shard in env.shards()]
+        assert env.told()[3] == 4
     (step,) = (span for span in spans if span.kind != phases.KIND)
     assert step.ran_s == (min(t[0] for t in told), max(t[1] for t in told))
     assert step.cpu_s == sum(t[2] for t in told)
