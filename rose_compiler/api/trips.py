@@ -154,8 +154,12 @@ class Batch:
 
     @classmethod
     def begun(cls, unit: Unit, states: Mapping[str, Any], runtime: Runtime) -> Batch | None:
-        """A batch, if every further trip would run the same schedule in the same way."""
-        decision = steady(unit)
+        """A batch, if every further trip would run the same schedule in the same way. What runs
+        between two iterations elsewhere runs in front of it."""
+        if steady(unit) is None:
+            return None
+        unit.between(runtime)
+        decision = steady(unit)  # quotas may have begun to be compared, or a drift been seen
         return None if decision is None else cls(unit, decision, states, runtime)
 
     def takes(self, values: Sequence[Any]) -> bool:
@@ -201,7 +205,8 @@ def steady(unit: Unit) -> Decision | None:
     decision = unit.tuning(eager=False).chosen
     if decision is None or unit.last is None or unit.last.decision != decision:
         return None
-    if decision.cores or unit.streams.comparing:  # held, or told, while each runs
+    # held, or told, while each runs
+    if decision.cores or unit.streams.comparing or unit.processes.comparing:
         return None
     if decision not in unit.memory.measured or unit.profiling.pending(decision):
         return None

@@ -61,8 +61,7 @@ class Unit(Choosing):
 
         ``eager`` runs the user's own statements, where that is possible.
         """
-        for component in self.hosts():
-            component.rose_boundary()
+        self._boundary()
         # what may change from one trip of the user's loop to the next is no guard's to see
         known = self.recorded and self.watch.settled
         if known and (changed := self.watch.renumbered(states)) is not None:
@@ -74,6 +73,20 @@ class Unit(Choosing):
         result = self._scheduled(values, states, runtime, eager)
         self.catch_up()
         return result
+
+    def between(self, runtime: Runtime) -> None:
+        """A batch of iterations of the last schedule begins: what is seen to in front of each by
+        itself is seen to in front of all of them."""
+        self._boundary()
+        self._quotas(self.tuning(eager=False), runtime)
+
+    def _boundary(self) -> None:
+        for component in self.hosts():
+            component.rose_boundary()
+
+    def _quotas(self, tuning: Tuning, runtime: Runtime) -> None:
+        self.processes.between(self.program.objects, tuning, self.profiling, self.options.backend)
+        self.streams.between(self.last, runtime, tuning, self.profiling, self.processes)
 
     def hosts(self) -> Sequence[Any]:
         """The components in hosts, as they are bound now."""
@@ -157,8 +170,7 @@ class Unit(Choosing):
             self.cores.tell(decision, unbound)
         if tuning.settled:
             self.cores.renew()
-        self.processes.between(self.program.objects, tuning, self.profiling, self.options.backend)
-        self.streams.between(self.last, runtime, tuning, self.profiling, self.processes)
+        self._quotas(tuning, runtime)
         target = self.tracer.take()
         trace = None
         if target is not None:

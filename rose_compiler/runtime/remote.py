@@ -194,6 +194,15 @@ class RemoteTask(Task):
             raise self.error
         return self.value
 
+    @property
+    def limit(self) -> float | None:
+        """Seconds that the call may take: its lane's limit, or else its host's own."""
+        own: float | None = self.lane.timeout  # type: ignore[attr-defined]
+        return self._own_limit() if own is None else own
+
+    def _own_limit(self) -> float | None:
+        raise NotImplementedError
+
     def receive(self, timeout: float | None) -> None:
         """Take the result in, or what the call raised."""
         raise NotImplementedError
@@ -201,13 +210,17 @@ class RemoteTask(Task):
 
 def _settled(lane: HostLane | ComponentLane, grace: float | None) -> bool:
     """Take in the calls under way of a lane, all together in this many seconds. A call that takes
-    longer has not failed: nobody waits for it any more."""
+    longer has not failed: nobody waits for it any more. One that takes longer than it may by
+    itself has."""
     lane.until = until = _until(grace)
     rests = True
     try:
         for task in tuple(lane._running):
-            task.receive(_left(until))
-            if until is not None and isinstance(task.error, HostTimeout):
+            left, own = _left(until), task.limit
+            task.receive(own if left is None else left if own is None else min(own, left))
+            if left is None or not isinstance(task.error, HostTimeout):
+                continue
+            if own is None or left <= own or not _left(until):
                 lane.failed.remove(task)
                 rests = False
     finally:
@@ -309,6 +322,9 @@ class ComponentTask(RemoteTask):
         super().__init__(lane, site)
         self.pending: Pending | None = None
 
+    def _own_limit(self) -> float | None:
+        return None if self.pending is None else self.pending.timeout
+
     def receive(self, timeout: float | None) -> None:
         lane, pending = self.lane, self.pending
         assert isinstance(lane, ComponentLane)
@@ -344,6 +360,10 @@ class HostTask(RemoteTask):
     def __init__(self, lane: HostLane, site: int, ticket: Any) -> None:
         super().__init__(lane, site)
         self.ticket = ticket
+
+    def _own_limit(self) -> float | None:
+        limit: float | None = getattr(self.lane.host, "timeout", None)  # type: ignore[attr-defined]
+        return limit
 
     def receive(self, timeout: float | None) -> None:
         lane = self.lane

@@ -11,7 +11,9 @@ from torch import nn
 import rose_compiler
 from rose_compiler.api import trips
 from rose_compiler.api import unit as units
+from rose_compiler.api.process_quotas import ProcessQuotas
 from rose_compiler.ir import facts, interp
+from rose_compiler.runtime.hosts.hosted import Hosted
 from rose_compiler.sim import ShardedEnv, TorchCartPole
 from rose_compiler.testing.capturing import difference
 
@@ -427,3 +429,56 @@ def test_an_exception_in_a_batch_leaves_everything_as_eager_does(monkeypatch):
     assert batched
     assert found[0].equal(found[1])
     compiled.close()
+
+
+class Judge:
+    """A component with a state to hand over."""
+
+    def __init__(self):
+        self.n = 0.0
+
+    def score(self, x):
+        self.n += 1.0
+        return x * 0 + self.n
+
+    def get_state(self):
+        return self.n
+
+    def set_state(self, n):
+        self.n = n
+
+
+def judged(net, optimizer, judge, x, count):
+    for step in range(count):
+        loss = (net(x) * judge.score(x)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def test_batches_see_to_what_lives_elsewhere_as_iterations_do(monkeypatch):
+    """A component that dies in a batch goes on from a state of its beginning."""
+    seen = []
+    _noting(monkeypatch, Hosted, "rose_boundary", lambda *args: seen.append("boundary"))
+    _noting(monkeypatch, ProcessQuotas, "boundary", lambda *args: seen.append(args[-1]))
+    _noting(monkeypatch, units.Unit, "run", lambda *args: seen.append("single"))
+    _noting(monkeypatch, trips.Batch, "__init__", lambda *args: seen.append("batch"))
+    net, optimizer = parts()
+    with rose_compiler.hosted(Judge, recover=True) as judge:
+        fast = rose_compiler.compile(judged, tune=False)
+        fast(net, optimizer, judge, torch.ones(2, 2), 60)
+        fast.close()
+    begun = seen.index("batch")
+    assert seen.count("boundary") == seen.count("single") + seen.count("batch")
+    assert seen[begun - 2 : begun] == ["boundary", True]
+
+
+def _noting(monkeypatch, kind, name, note):
+    """Have calls of a method noted before they run."""
+    method = getattr(kind, name)
+
+    def noted(self, *args, **kwargs):
+        note(*args)
+        return method(self, *args, **kwargs)
+
+    monkeypatch.setattr(kind, name, noted)

@@ -19,6 +19,7 @@ from rose_compiler.codegen import emit, load
 from rose_compiler.ir.parse import parse
 from rose_compiler.ir.verify import verify
 from rose_compiler.runtime import remote, support
+from rose_compiler.runtime.lanes import late
 from rose_compiler.runtime.recording import RecordingStreams
 from rose_compiler.runtime.support import Runtime
 
@@ -319,7 +320,7 @@ def test_calls_that_hang_have_one_grace_together(
     monkeypatch.setattr(remote, "perf_counter", lambda: clock[0])
 
     class Call:
-        error = None
+        error = limit = None
 
         def receive(self, timeout: float) -> None:
             clock[0] += timeout
@@ -328,6 +329,33 @@ def test_calls_that_hang_have_one_grace_together(
     lane._running = [Call(), Call()]
     lane.settle(4.0)
     assert clock[0] == 4.0
+
+
+def test_a_call_that_takes_longer_than_it_may_has_failed_also_while_settling() -> None:
+    """With a grace that is longer, and with one that ends before."""
+
+    class Host:
+        timeout = 0.5
+
+        def submit(self, method: str) -> str:
+            return method
+
+        def wait(self, ticket: str, timeout: float) -> None:
+            waits.append(timeout)
+            raise late("host:judge", timeout)
+
+    waits: list[float] = []
+    for grace, failed in ((5.0, True), (0.2, False)):
+        waits.clear()
+        lane = remote.HostLane("host:judge", Host())
+        task = lane.submit(0, "score")
+        assert lane.settle(grace) is failed
+        assert lane.failed == ([task] if failed else [])
+        assert waits == [pytest.approx(min(0.5, grace), abs=0.1)]
+    lane = remote.HostLane("host:judge", Host(), timeout=0.3)
+    lane.submit(0, "score")
+    assert lane.settle(5.0)
+    assert waits[1:] == [pytest.approx(0.3, abs=0.01)]
 
 
 def test_a_shard_that_is_left_in_a_step_is_lost() -> None:

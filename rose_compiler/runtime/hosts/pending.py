@@ -69,6 +69,12 @@ class Pending:
         self.times, self.phases = other.times, other.phases
         self.done, self.held = True, None
 
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that its host waits for an answer."""
+        limit: float | None = self._hosted.timeout
+        return limit
+
     def within(self, seconds: float | None) -> AbstractContextManager[None]:
         """Let all that its host waits for inside the block take so long and no longer: a component
         that is still being built too, and one that is built anew."""
