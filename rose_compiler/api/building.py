@@ -28,6 +28,7 @@ from rose_compiler.passes.manager import PassManager
 from rose_compiler.passes.stream_work import VIRTUAL, device_of
 from rose_compiler.passes.streams import Streams
 from rose_compiler.runtime.optimizers import why_not_fused
+from rose_compiler.tune.local import Local
 
 
 class Building:
@@ -44,6 +45,8 @@ class Building:
         self.schedules: dict[tuple[Decision, Settings, int], Schedule] = {}
         self._asked: tuple[Decision, Settings, Schedule] | None = None  # what was built last
         self._wrappers: dict[str, tuple[Batchable, ...]] | None = None
+        #: What operations were measured to take by themselves, before any schedule was tried.
+        self.local: Local | None = None
 
     def tuning(self, eager: bool = True) -> Tuning:
         """Which schedule comes next."""
@@ -53,7 +56,7 @@ class Building:
         """The program is another one: schedules are built anew."""
         self.schedules.clear()
         self.memory.forget()
-        self._asked = self._wrappers = None
+        self._asked = self._wrappers = self.local = None
 
     def shards(self) -> dict[str, tuple[int, ...]]:
         """Rows of each shard of every simulator among the states, by the state's name."""

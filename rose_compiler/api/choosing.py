@@ -119,4 +119,4 @@ class Choosing(Building):
         profile = base.profile
         if decision.wrappers:
             profile = with_wrappers(profile, base.program, self.wrappers())
-        return forecast(profile, base.program, plan, base.machine, shards, cores)
+        return forecast(profile, base.program, plan, base.machine, shards, cores, self.local)

@@ -25,6 +25,7 @@ from rose_compiler.ir.ops import BRANCH, LOOP
 from rose_compiler.ir.program import BranchView, LoopView, Program, is_call
 from rose_compiler.tune.bounds import Bound, Interval, bound
 from rose_compiler.tune.formula import Formula, LoopFormula, formula
+from rose_compiler.tune.local import Local
 from rose_compiler.tune.nest import Cost, Costs, Nest, Step, What
 from rose_compiler.tune.predict import Prediction, predict
 from rose_compiler.tune.transfer import LAUNCH_S, loop_trips, transfer
@@ -57,13 +58,14 @@ def forecast(
     machine: Machine,
     shards: int,
     shard_cores: float | None = None,
+    local: Local | None = None,
 ) -> float:
     """Seconds of an iteration of a plan that has not run, from the profile of another.
 
     ``shards`` is the number of parts of the simulator, ``shard_cores`` how many cores they are kept
-    to, if any.
+    to, if any. ``local``: what operations were measured to take on other rows or threads.
     """
-    costs, times = transfer(base, profiled, plan.program, shards)
+    costs, times = transfer(base, profiled, plan.program, shards, local)
     trips = loop_trips(base, profiled, plan.program)
     made = _Converter(plan, base, times, trips)
     nest = made.body(plan.program.graph, "", ())

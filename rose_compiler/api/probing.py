@@ -72,6 +72,23 @@ class Prober:
             self._seen[key] = self._probe(node, rows)
         return self._seen[key]
 
+    def arguments(self, node: fx.Node, rows: int | None = None) -> tuple[Any, ...]:
+        """What to call a node's operation with, its batch of ``rows`` rows, or of as many as were
+        seen: live objects, and copies of all else.
+
+        Raises:
+            Exception: where there is no value for an argument, or none of so many rows.
+        """
+        signature = op_of(node).signature
+        axes = signature.separable() if rows is not None else {}
+        values = _Values(self, rows or 0, 0)
+        made = []
+        for name, argument in zip(signature.params, node.args, strict=True):
+            value = values.of(argument, axes.get(name))
+            live = isinstance(argument, fx.Node) and is_state(argument)
+            made.append(value if live else _copied(value))
+        return tuple(made)
+
     def _probe(self, node: fx.Node, rows: tuple[int, ...]) -> Verdict:
         op = op_of(node)
         axes = op.signature.separable()
@@ -190,6 +207,15 @@ def _is_of(value: Any, spec: Spec | None) -> bool:
         return True
     kind = torch.Tensor if spec.kind == "tensor" else np.ndarray
     return isinstance(value, kind) and tuple(value.shape[1:]) == spec.shape[1:]
+
+
+def _copied(value: Any) -> Any:
+    """A copy of tensors and arrays, without a graph to go back through."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _random_of(node: fx.Node, spec: Spec | None, generator: torch.Generator) -> Any:

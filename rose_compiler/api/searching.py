@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from rose_compiler.api.building import Building
+from rose_compiler.api.local import budget, measured
 from rose_compiler.api.profiling import Instrumented
 from rose_compiler.api.tuning import Tuning
 from rose_compiler.api.verdicts import PASS
@@ -16,8 +18,11 @@ from rose_compiler.ir.keys import loops_by_key, nodes_by_key
 from rose_compiler.ir.program import Program
 from rose_compiler.passes.place import purposes
 from rose_compiler.passes.recurrence import is_step
+from rose_compiler.tune.figures import figures
 from rose_compiler.tune.fits import Fits
+from rose_compiler.tune.local import Local
 from rose_compiler.tune.search import Evidence, Purpose, Region, propose, rooms
+from rose_compiler.tune.transfer import uses
 from rose_compiler.tune.windows import find_windows
 
 #: Share of the budget for tuning after which no further schedule is built to look at it.
@@ -39,29 +44,49 @@ def arrange(unit: Building, base: Instrumented | None, tuning: Tuning) -> None:
 
 
 def evidence(unit: Building, base: Instrumented, tuning: Tuning, space: list[Decision]) -> Evidence:
-    """What the profile of program order says of the schedules in ``space``."""
+    """What the profile of program order says of the schedules in ``space``, and what operations
+    take that these call otherwise, each timed by itself a few times."""
     profile, program = base.profile, base.program
+    programs: dict[Decision, Program] = {}
     seconds: dict[Decision, float] = {}
     same: dict[Decision, Decision] = {}
     texts: dict[tuple[str, str], Decision] = {}
     deadline = time.perf_counter() + SHARE * tuning.options.tune_budget
-    base_s = tuning.forecast(Decision()) or profile.iteration_s[-1]
     for decision in space:
         if time.perf_counter() > deadline:
             break
         try:
             built = unit.build(decision)
-            found = tuning.forecast(decision)
         except Exception:  # it fails again when its turn comes, and is dropped by name then
             continue
-        if found is not None:
-            seconds[decision] = found
+        programs[decision] = built.program
         text = built.source, built.history[-1][1] if len(built.history) else ""
         if (first := texts.setdefault(text, decision)) != decision:
             same[decision] = first
+    unit.local = found = _local(unit, base, tuning, list(programs.values()))
+    base_s = tuning.forecast(Decision()) or profile.iteration_s[-1]
+    told: dict[Decision, str] = {}
+    for decision, made in programs.items():
+        with suppress(Exception):  # as above
+            if (ahead := tuning.forecast(decision)) is not None:
+                seconds[decision] = ahead
+            if said := figures(uses(profile, program, made), found):
+                told[decision] = said
     windows = find_windows(profile, fits=Fits(program, profile))
     found_regions = tuple(regions(program, profile))
-    return Evidence(windows.iteration_s, base_s, rooms(windows), found_regions, seconds, same)
+    return Evidence(windows.iteration_s, base_s, rooms(windows), found_regions, seconds, same, told)
+
+
+def _local(
+    unit: Building, base: Instrumented, tuning: Tuning, programs: Sequence[Program]
+) -> Local:
+    """What operations take by themselves that ``programs`` call otherwise than program order."""
+    started = time.perf_counter()
+    profile = base.profile
+    most = budget(tuning.options.tune_budget, profile.iteration_s[-1])
+    found = measured(profile, base.program, programs, unit.watch.examples, most)
+    tuning.spend(time.perf_counter() - started)
+    return found
 
 
 def regions(program: Program, profile: Profile) -> Iterator[Region]:

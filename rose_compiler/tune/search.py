@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
 from rose_compiler.base.decision import Decision
@@ -97,7 +97,8 @@ class Evidence:
 
     ``seconds`` has what an iteration of a schedule is predicted to take, ``same`` the schedule in
     front of it that comes out as the same code; who is missing in it was not built. ``base_s`` is
-    program order, added up the same way.
+    program order, added up the same way. ``local`` has what was measured of the operations that a
+    schedule calls on other rows or threads, in words; it is in the predictions already.
     """
 
     iteration_s: float
@@ -106,6 +107,7 @@ class Evidence:
     regions: tuple[Region, ...]
     seconds: Mapping[Decision, float]
     same: Mapping[Decision, Decision]
+    local: Mapping[Decision, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dictionaries and lists."""
@@ -116,6 +118,7 @@ class Evidence:
             "regions": [asdict(region) for region in self.regions],
             "seconds": [[d.to_dict(), s] for d, s in self.seconds.items()],
             "same": [[a.to_dict(), b.to_dict()] for a, b in self.same.items()],
+            "local": [[d.to_dict(), text] for d, text in self.local.items()],
         }
 
     @classmethod
@@ -133,17 +136,20 @@ class Evidence:
             tuple(Region(**plain(region)) for region in data["regions"]),
             {Decision.from_dict(d): s for d, s in data["seconds"]},
             {Decision.from_dict(a): Decision.from_dict(b) for a, b in data["same"]},
+            {Decision.from_dict(d): text for d, text in data.get("local", ())},
         )
 
 
 @dataclass(frozen=True)
 class Proposal:
     """A schedule to try. ``gain_s``: predicted, over program order; ``aims``: for each of its moves
-    the windows that it is meant for, or what else speaks for it."""
+    the windows that it is meant for, or what else speaks for it; ``local``: what was measured of
+    the operations that it calls otherwise."""
 
     decision: Decision
     gain_s: float | None
     aims: tuple[tuple[str, Room | str], ...]
+    local: str = ""
 
     def __str__(self) -> str:
         rooms: dict[Room | str, list[str]] = {}
@@ -155,6 +161,8 @@ class Proposal:
         ]
         if self.gain_s is not None:
             parts.append(f"predicted {-1e3 * self.gain_s:+.3g} ms an iteration")
+        if self.local:
+            parts.append(self.local)
         return "; ".join(parts)
 
 
@@ -184,7 +192,8 @@ def propose(
         seconds = seen.seconds.get(decision)
         gain = None if seconds is None else seen.base_s - seconds
         code = seen.same.get(decision, decision)  # who was first to come out as this code
-        blocker = _why_not(decision, seconds, seen.base_s, kept.get(code))
+        local = seen.local.get(decision, "")
+        blocker = _why_not(decision, seconds, seen.base_s, kept.get(code), local)
         aims: list[tuple[str, Room | str]] = []
         for move in _moves(decision, seen) if blocker is None else ():
             found = _support(move, seen, gain)
@@ -196,7 +205,7 @@ def propose(
                 break
             aims.append((move.text, found))
         if blocker is None:
-            tried.append(Proposal(decision, gain, tuple(aims)))
+            tried.append(Proposal(decision, gain, tuple(aims), local))
             kept[code] = decision
         else:
             left.append(LeftOut(decision, blocker, gain))
@@ -213,7 +222,11 @@ def _rank(seconds: float | None, best: float) -> float:
 
 
 def _why_not(
-    decision: Decision, seconds: float | None, base: float, other: Decision | None
+    decision: Decision,
+    seconds: float | None,
+    base: float,
+    other: Decision | None,
+    local: str,
 ) -> Blocker | None:
     if other is not None:
         return Blocker(
@@ -221,10 +234,11 @@ def _why_not(
             f"[{decision}] is not tried: it comes out as the same code as [{other}]",
         )
     if seconds is not None and seconds > (1.0 + USUAL_ERROR) * base:
+        measured = f": {local}" if local else ""
         return Blocker(
             "predicted-slower",
             f"[{decision}] is not tried: predicted {1e3 * seconds:.4g} ms an iteration, "
-            f"{1e3 * base:.4g} ms in program order",
+            f"{1e3 * base:.4g} ms in program order{measured}",
         )
     return None
 

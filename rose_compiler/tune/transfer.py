@@ -1,7 +1,9 @@
 """What the operations of a schedule cost, from the profile of another schedule of the same program.
 
 An operation is found again by its name and the user's line. One that runs on fewer rows (a tile)
-or on more (collected over a loop) keeps a fixed part, the cost of its calls, and scales the rest.
+or on more (collected over a loop) keeps a fixed part, the cost of its calls, and scales the rest;
+where a few calls of it were timed on as many rows, and threads, it goes by these
+(:mod:`rose_compiler.tune.local`).
 A simulator that was stepped as a whole is taken apart into its shards: each has its share of the
 core seconds, and what the coordinator spent on the whole step it spends on taking them in.
 """
@@ -9,7 +11,7 @@ core seconds, and what the coordinator spent on the whole step it spends on taki
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch.fx as fx
@@ -18,7 +20,8 @@ from rose_compiler.base.profile import OpTime, Profile
 from rose_compiler.ir import facts
 from rose_compiler.ir.keys import nodes_by_key
 from rose_compiler.ir.ops import BRANCH, LOOP
-from rose_compiler.ir.program import Program, is_call, op_of
+from rose_compiler.ir.program import LoopView, Program, is_call, op_of
+from rose_compiler.tune.local import Identity, Local
 from rose_compiler.tune.nest import Cost, Costs
 
 #: Seconds of one call of torch on few rows: dispatch, allocation and the kernel's start. Measured
@@ -30,9 +33,6 @@ SMALL_S = 10e-6
 LAUNCH_S = 60e-6
 #: Share of its time that a simulator must keep cores busy for to count as computing.
 _COMPUTES = 0.3
-
-#: An operation by name and line.
-_Identity = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -48,42 +48,113 @@ class Known:
     own_s: float
 
 
+@dataclass(frozen=True)
+class Use:
+    """One operation in a program, and what the profile of another schedule knows of it.
+
+    ``places`` is the number of nodes that it stands at here, ``rows`` those of one call in units of
+    what it was profiled with, ``times`` how often it runs a trip, and ``threads`` torch's while it
+    runs, 0 for those of the user.
+    """
+
+    key: str
+    node: fx.Node
+    identity: Identity
+    known: Known | None
+    places: int
+    rows: float
+    times: float
+    threads: int
+
+    @property
+    def kind(self) -> str:
+        """Of its operation."""
+        return op_of(self.node).kind
+
+    def changed(self, threads: int) -> bool:
+        """Whether it runs on other rows than it was profiled with, or other threads than these."""
+        return self.rows != 1.0 or self.threads not in (0, threads)
+
+
 def transfer(
-    profile: Profile, profiled: Program, program: Program, shards: int = 1
+    profile: Profile,
+    profiled: Program,
+    program: Program,
+    shards: int = 1,
+    local: Local | None = None,
 ) -> tuple[Costs, dict[str, float]]:
     """Costs of the operations of ``program`` by key, and how often each runs a trip of its body.
 
     Args:
         profile: of ``profiled``, another schedule of the same captured program.
         shards: how many parts of the simulator step beside each other when it steps as a whole.
+        local: what operations were measured to take on other rows or threads.
     """
     known = _known(profile, profiled)
-    loops = loop_trips(profile, profiled, program)
-    body_runs = {key: runs * trips for key, (runs, trips) in loops.items()}
-    nodes = {k: n for k, n in nodes_by_key(program).items() if _counts(n)}
-    places: dict[_Identity, list[str]] = defaultdict(list)
-    for key, node in nodes.items():
-        places[_identity(node)].append(key)
     costs: dict[str, Cost] = {}
     times: dict[str, float] = {}
+    for use in _uses(known, profile, profiled, program):
+        times[use.key] = use.times
+        found = use.known
+        if found is None:
+            costs[use.key] = _fused(use.node, known) or _added(use.node)
+        elif use.kind == "step":
+            costs[use.key] = _step(found, use.places / found.places, shards)
+        else:
+            costs[use.key] = _on_lane(_called(found.cost, use, local), use.node)
+    return Costs(costs), times
+
+
+def uses(profile: Profile, profiled: Program, program: Program) -> Iterator[Use]:
+    """The operations of ``program``, with what the profile of another schedule knows of each."""
+    return _uses(_known(profile, profiled), profile, profiled, program)
+
+
+def _uses(
+    known: Mapping[Identity, Known], profile: Profile, profiled: Program, program: Program
+) -> Iterator[Use]:
+    loops = loop_trips(profile, profiled, program)
+    body_runs = {key: runs * trips for key, (runs, trips) in loops.items()}
+    every = nodes_by_key(program)
+    threads = {k: LoopView(n).facts.threads for k, n in every.items() if is_call(n, LOOP)}
+    places: dict[Identity, list[str]] = defaultdict(list)
+    for key, node in every.items():
+        if _counts(node):
+            places[_identity(node)].append(key)
     for identity, keys in places.items():
         found = known.get(identity)
         for key in keys:
-            node = nodes[key]
+            node = every[key]
             body = _body_runs(key, body_runs)
-            if found is None:
-                costs[key], times[key] = _fused(node, known) or _added(node), 1.0
-                continue
-            each = found.runs / found.places / body if body else 0.0
-            deferred = "defer" in facts.get(node).origin.passes
-            # in an arm of a branch it runs on some trips; behind a loop once for all of them
-            times[key] = min(1.0, each)
-            if op_of(node).kind == "step":
-                costs[key] = _step(found, len(keys) / found.places, shards)
-            else:
+            each, rows = 1.0, 1.0
+            if found is not None:
+                each = found.runs / found.places / body if body else 0.0
+                deferred = "defer" in facts.get(node).origin.passes
+                # behind a loop it runs once for all trips
                 rows = found.places / len(keys) * (max(1.0, each) if deferred else 1.0)
-                costs[key] = _on_lane(scaled(found.cost, rows, _calls(node)), node)
-    return Costs(costs), times
+            count = next((threads[k] for k in _around(key) if threads.get(k)), 0)
+            # in an arm of a branch it runs on some trips
+            yield Use(key, node, identity, found, len(keys), rows, min(1.0, each), count)
+
+
+def _around(key: str) -> Iterator[str]:
+    """The keys of the loops around a node, innermost first."""
+    while key := key.rpartition("/")[0]:
+        yield key
+
+
+def _called(cost: Cost, use: Use, local: Local | None) -> Cost:
+    """The cost of an operation on its rows and threads: by what was measured, or as a guess."""
+    whole = None if local is None else local.seconds(use.identity)
+    if local is None or not whole:
+        return scaled(cost, use.rows, _calls(use.node))
+    found = local.seconds(use.identity, use.rows, use.threads)
+    alone = local.seconds(use.identity, 1.0, use.threads) or whole
+    ratio = (alone if found is None else found) / whole
+    run = cost.run_s * ratio
+    one = use.threads == 1 != local.threads
+    made = replace(cost, run_s=run, work_s=run if one else cost.work_s * ratio)
+    return scaled(made, use.rows, _calls(use.node)) if found is None else made
 
 
 def scaled(cost: Cost, rows: float, calls: int) -> Cost:
@@ -116,10 +187,10 @@ def _step(found: Known, groups: float, shards: int) -> Cost:
     return Cost(run, work / groups, 0.0, own / groups, LAUNCH_S)
 
 
-def _known(profile: Profile, profiled: Program) -> dict[_Identity, Known]:
+def _known(profile: Profile, profiled: Program) -> dict[Identity, Known]:
     nodes = nodes_by_key(profiled)
     iterations = max(1, len(profile.iteration_s))
-    found: dict[_Identity, list[OpTime]] = defaultdict(list)
+    found: dict[Identity, list[OpTime]] = defaultdict(list)
     for times in profile.ops:
         if times.op in nodes:
             found[_identity(nodes[times.op])].append(times)
@@ -166,7 +237,7 @@ def _counts(node: fx.Node) -> bool:
     return not (is_call(node, LOOP) or is_call(node, BRANCH))
 
 
-def _identity(node: fx.Node) -> _Identity:
+def _identity(node: fx.Node) -> Identity:
     return op_of(node).name, _line(node)
 
 
@@ -181,7 +252,7 @@ def _calls(node: fx.Node) -> int:
     return sum(n.op in ("call_function", "call_method") for n in body.graph.nodes)
 
 
-def _fused(node: fx.Node, known: Mapping[_Identity, Known]) -> Cost | None:
+def _fused(node: fx.Node, known: Mapping[Identity, Known]) -> Cost | None:
     """What the operations took that one stands for: no more than that is known of it."""
     members = op_of(node).attributes.get("fused", ())
     parts = [k.cost for (name, _), k in known.items() if name in members]
