@@ -24,6 +24,7 @@ from rose_compiler.api.tuning import Tuning
 from rose_compiler.base.errors import QuotaError
 from rose_compiler.base.quota import BY_PROCESS, QuotaPlan
 from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
+from rose_compiler.runtime.hosts.moving import starts_with
 from rose_compiler.runtime.quotas import Applied, QuotaBackend, all_backends
 from rose_compiler.runtime.quotas.moves import move
 from rose_compiler.tune.blocks import Blocks
@@ -140,6 +141,8 @@ class ProcessQuotas:
         self._given = {}
         if held:
             self._note(move(held, {lane: {} for lane in held}))
+        for component in held.values():  # those that could not be moved too
+            starts_with(component, {})
         applied, self._applied, self._holds = self._applied, None, None
         if applied is not None:
             with suppress(QuotaError, OSError):
@@ -156,6 +159,8 @@ class ProcessQuotas:
             with suppress(QuotaError, OSError):
                 applied.close()
             self.plan, self._trial, self._done = None, None, True
+            for lane in self._given:  # a process that takes over has no quota
+                starts_with(self._moved[lane], {})
             self._missed(f"quotas have gone: {error.what}", error.help)
 
     def _begun(self, objects: dict[str, Any], plan: Callable[[], QuotaPlan]) -> _Trial | None:

@@ -155,7 +155,10 @@ class Runtime:
         until = perf_counter() + GRACE if self._broken else None
         try:
             for lane in self._lanes.values():
-                lane.settle(self.timeout if until is None else _left(until))
+                grace = self.timeout if until is None else _left(until)
+                if until is None and isinstance(lane, ComponentLane):
+                    grace = None  # a call has the lane's limit, and may be repeated after it
+                lane.settle(grace)
                 lane.failed.clear()
                 lane.skipped.clear()
         finally:

@@ -12,15 +12,20 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from rose_compiler.base.errors import fail
 from rose_compiler.base.remarks import Remark
 from rose_compiler.runtime.hosts import ProcessHost, ThreadHost
+from rose_compiler.runtime.hosts.child import own_cores
 from rose_compiler.runtime.hosts.process import abandon_all
 from rose_compiler.sim.body import Body, BodyFactory, Traits
+from rose_compiler.sim.losses import TruncatingShard
 from rose_compiler.sim.process_shard import ProcessShard
 from rose_compiler.sim.shards import BaseShard, InlineShard, ThreadShard
 from rose_compiler.sim.shared_body import SharedBodyFactory
 
 
-def checked(shards: Sequence[Any], hosts: str, recover: bool = False) -> list[Any]:
+def checked(shards: Sequence[Any], hosts: str, recover: bool | str = False) -> list[Any]:
     """Check the list of shards before anything is built."""
+    if recover not in (False, True, "truncate"):
+        what, wanted = "ShardedEnv does not know how to recover so", 'True, False or "truncate"'
+        raise fail("sim-shards", what, expected=wanted, found=f"recover={recover!r}")
     if recover and hosts != "process":
         what = "only shards in processes can be recovered"
         raise fail("sim-shards", what, expected='hosts="process"', found=f"hosts={hosts!r}")
@@ -149,12 +154,13 @@ def in_processes(
     timeout: float | None,
     start_timeout: float | None,
     environment: dict[str, str] | None,
-    remarks: list[Remark] | None = None,
+    recover: bool | str,
+    remarks: list[Remark],
 ) -> list[BaseShard]:
-    """Build the shards in a process each, at the same time; with ``remarks``, which tell of it, a
-    new process takes over from one that ends."""
+    """Build the shards in a process each, at the same time; with ``recover`` a new process takes
+    over from one that ends, and ``remarks`` tell of it."""
     hosts: list[ProcessHost] = []
-    makers: list[Callable[[], ProcessHost]] = []
+    makers: list[Callable[..., ProcessHost]] = []
     shards: list[BaseShard] = []
     offset = 0
     try:
@@ -165,6 +171,7 @@ def in_processes(
                 name=f"shard {i}",
                 timeout=timeout,
                 environment=environment,
+                cores=own_cores(),
                 start_timeout=start_timeout,
             )
             hosts.append(again())
@@ -173,9 +180,14 @@ def in_processes(
             host.ready()
         for i, host in enumerate(hosts):
             traits = host.call("traits")
-            shard = ProcessShard(f"shard {i}", traits, offset, host, makers[i])
-            if remarks is not None:
-                shard.recover(remarks)
+            place = f"shard {i}", traits, offset, host, makers[i]
+            shard: ProcessShard
+            if recover == "truncate":
+                shard = TruncatingShard(*place, remarks)
+            else:
+                shard = ProcessShard(*place)
+                if recover:
+                    shard.recover(remarks)
             shards.append(shard)
             offset += traits.num_envs
     except BaseException:

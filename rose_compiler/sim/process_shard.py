@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 from rose_compiler.base import phases
@@ -10,9 +11,10 @@ from rose_compiler.base.errors import fail
 from rose_compiler.base.remarks import Remark
 from rose_compiler.runtime.hosts import ProcessHost
 from rose_compiler.runtime.hosts.child import bind_process
+from rose_compiler.runtime.hosts.tape import ENDS
 from rose_compiler.sim import layout
 from rose_compiler.sim.body import Traits
-from rose_compiler.sim.restarts import ENDS, Asked, ShardTape
+from rose_compiler.sim.restarts import Asked, ShardTape
 from rose_compiler.sim.shard_vector import BodyResult
 from rose_compiler.sim.shards import HostedShard, Told
 from rose_compiler.sim.shared_body import END, TIMED, SharedView
@@ -34,7 +36,7 @@ class ProcessShard(HostedShard):
         traits: Traits,
         offset: int,
         host: ProcessHost,
-        again: Callable[[], ProcessHost],
+        again: Callable[..., ProcessHost],
     ) -> None:
         super().__init__(name, traits, offset)
         self._again = again
@@ -184,9 +186,10 @@ class ProcessShard(HostedShard):
         return self.host.pid
 
     def rose_limit(self, cores: Collection[int] | None, threads: int | None) -> bool:
-        """Bind the process to these cores, for quotas; it has one thread that computes. Raises
-        ``OSError`` if the system refuses."""
+        """Bind the process to these cores, and one that takes over, for quotas; it has one thread
+        that computes. Raises ``OSError`` if the system refuses."""
         if cores is not None:
+            self._again = partial(self._again, cores=frozenset(cores))
             bind_process(self.pid, cores)
         return True
 

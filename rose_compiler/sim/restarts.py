@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from rose_compiler.base.errors import ConfigError, HostDied, HostTimeout, register
+from rose_compiler.base.errors import ConfigError, register
 from rose_compiler.base.remarks import Blocker, Remark
-from rose_compiler.runtime.hosts.tape import LIVES, Tape
+from rose_compiler.runtime.hosts.tape import ENDS, LIVES, Tape
 from rose_compiler.runtime.hosts.transport import dump_call
 from rose_compiler.sim import layout
 
@@ -23,9 +23,6 @@ register(
     "their state",
     "give the environment `get_state()` and `set_state(state)`, or leave `recover=` out",
 )
-
-#: What tells of the end of a process.
-ENDS = (HostDied, HostTimeout)
 
 
 @dataclass(eq=False)

@@ -64,6 +64,14 @@ class ShardedEnv(VectorEnv):
     seen to. The state is taken between steps, for at most 1% of the time. What an environment
     writes to the outside is written twice.
 
+    ``recover="truncate"`` is for environments without these methods, and changes training: a shard
+    whose process ends is built anew, the step under way (or the next one) returns
+    ``truncated=True`` and a reward of 0 for its environments, with the observations of the step
+    before, and ``infos["rose_lost"]`` marks them. The next episodes begin as after any other end of
+    one. Environment ``i`` is reset with the first number of ``numpy.random.SeedSequence((s, k))``:
+    ``s`` is the seed that it was last reset with, or ``i``, and ``k`` counts the shard's losses. A
+    ``RuntimeWarning`` says what was lost.
+
     A step or reset that fails leaves the environments out of step with each other: every later
     use raises ``RuntimeFault``, and threads and processes are let go. A step before the first reset
     only raises what the environments raise, and :meth:`reset` works after that.
@@ -81,9 +89,9 @@ class ShardedEnv(VectorEnv):
         autoreset_mode: str | AutoresetMode | None = None,
         start_timeout: float | None = 120.0,
         environment: dict[str, str] | None = None,
-        recover: bool = False,
+        recover: bool | Literal["truncate"] = False,
     ) -> None:
-        #: What became of processes that ended, with ``recover=True``.
+        #: What became of processes that ended, with ``recover``.
         self.rose_remarks: list[Remark] = []
         self._shards: list[BaseShard] = []
         self._collected: list[BodyResult] = []  # of the step under way, by shards in order
@@ -91,8 +99,8 @@ class ShardedEnv(VectorEnv):
         items = build.checked(shards, hosts, recover)
         factories = [BodyFactory(item, mode) for item in items]
         if hosts == "process":
-            told = self.rose_remarks if recover else None
-            self._shards = build.in_processes(factories, timeout, start_timeout, environment, told)
+            started = timeout, start_timeout, environment
+            self._shards = build.in_processes(factories, *started, recover, self.rose_remarks)
         elif hosts == "thread":
             self._shards = build.in_threads(factories, timeout)
         else:

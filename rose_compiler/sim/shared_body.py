@@ -10,6 +10,7 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
 from rose_compiler.base import phases
 from rose_compiler.sim import layout, states
@@ -106,6 +107,22 @@ class SharedBody:
     def why_no_state(self) -> str | None:
         """Why the environments can't hand over their state; None if they can."""
         return states.why_none(self.body.env)
+
+    def why_not_anew(self) -> str | None:
+        """Why episodes can't be cut off here and begun anew; None if they can."""
+        env = self.body.env
+        if type(env) is not ShardVector:
+            return f"{type(env).__qualname__} begins its environments' episodes by its own code"
+        if env.autoreset_mode == AutoresetMode.SAME_STEP:
+            return "the step that ends an episode has to return its last observation, which is lost"
+        return None
+
+    def begin_anew(self, seeds: list[int]) -> None:
+        """Reset all environments, just built; their episodes begin as they do after a step that
+        has ended the ones before."""
+        self.body.reset(seeds, None, None)
+        ended = np.ones(self.body.num_envs, np.bool_)
+        self.body.env._truncations, self.body.env._autoreset_envs = ended, ended.copy()
 
     def get_state(self) -> bytes:
         """The environments' state, which only another such process has to understand."""

@@ -201,6 +201,11 @@ def iteration(sim: Any, x: Any, log: list[Any]) -> float:
 
 def test_training_goes_on_when_the_daemon_has_gone(fake: Fake, parts: dict[str, Hosted]) -> None:
     quotas, log = driven(fake, parts, 0.5)
+    sim = parts["sim"]
+    sim.rose_guard(stateless=False)
+    sim.rose_boundary()
+    os.kill(sim.pid, signal.SIGKILL)
+    assert sim.seen(PERCENT) == str(PLAN.percentage("host:sim")), "of who takes over too"
     assert quotas._applied is not None
     os.kill(quotas._applied.daemon._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
     quotas._applied.daemon._process.wait()  # type: ignore[attr-defined]
@@ -209,9 +214,11 @@ def test_training_goes_on_when_the_daemon_has_gone(fake: Fake, parts: dict[str, 
     assert quotas.plan is None
     assert [r.code for r in log][2:] == ["not-available"]
     assert "quotas have gone" in log[-1].why
-    assert parts["sim"].step() == 2
+    assert sim.step() == 2
+    os.kill(sim.pid, signal.SIGKILL)
+    assert sim.seen(PERCENT) is None, "there is nothing left to rest on"
     quotas.release()
-    assert parts["sim"].step() == 3
+    assert sim.step() == 3
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core can't be divided")

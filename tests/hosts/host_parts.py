@@ -207,7 +207,8 @@ class Learner:
 
 
 class Counter:
-    """Adds up, and dies in the middle of a call when it is told to by a file, which it removes."""
+    """Adds up, and dies in the middle of a call when it is told to by a file, which it removes; or
+    hangs, if the file says so."""
 
     def __init__(self, trap: str = "") -> None:
         self._trap = pathlib.Path(trap) if trap else None
@@ -223,18 +224,25 @@ class Counter:
     def set_state(self, state: dict[str, Any]) -> None:
         self.total = state["total"].copy()
 
-    def add(self, amount: Any) -> Any:
+    def _fall(self) -> None:
         if self._trap is not None and self._trap.exists():
+            how = self._trap.read_text()
             self._trap.unlink()
+            if how == "hang":
+                time.sleep(30)
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def add(self, amount: Any) -> Any:
+        self._fall()
         self.total = self.total + self.scale * np.asarray(amount)
         return self.total
 
     def scaled(self, amount: Any) -> Any:
         """Keeps nothing."""
-        if self._trap is not None and self._trap.exists():
-            self._trap.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
+        self._fall()
         return self.scale * np.asarray(amount)
 
     def die(self) -> None:
@@ -242,6 +250,9 @@ class Counter:
 
     def variable(self, name: str) -> str | None:
         return os.environ.get(name)
+
+    def cores(self) -> set[int]:
+        return os.sched_getaffinity(0)
 
 
 class Stubborn(Counter):
@@ -272,6 +283,9 @@ class Tuner:
 
     def missing_host(self) -> None:
         raise fail("host-died", "another host is gone")
+
+    def late_host(self) -> None:
+        raise fail("host-timeout", "another host is late")
 
 
 class Interrupted(Counter):

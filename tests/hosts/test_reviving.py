@@ -1,4 +1,5 @@
-"""A component whose process dies: a new one takes over, and nothing that it was told is lost."""
+"""A component whose process dies or hangs: a new one takes over, and nothing that it was told is
+lost."""
 
 from __future__ import annotations
 
@@ -14,11 +15,14 @@ import pytest
 from host_parts import Counter, Interrupted, Learner, Stubborn, Tuner
 
 import rose_compiler
-from rose_compiler.base.errors import HostDied
+from rose_compiler.base.errors import HostDied, HostTimeout
 from rose_compiler.runtime.hosts import moving, tape
 from rose_compiler.runtime.hosts.hosted import Hosted
 from rose_compiler.runtime.hosts.making import hosted
 from rose_compiler.runtime.hosts.pending import begin
+from rose_compiler.runtime.support import Runtime
+
+CORES = os.sched_getaffinity(0)
 
 
 def revived(component: Hosted) -> list[str]:
@@ -90,6 +94,77 @@ def test_a_component_with_state_goes_back_to_the_iteration_and_repeats(tmp_path:
         assert far.add(np.zeros(3)).tolist() == [18.0] * 3
 
 
+def test_calls_that_hang_are_asked_again_though_nobody_waits_for_them(tmp_path: Path) -> None:
+    """By the limit of their lane; the component has none of its own."""
+    trap = tmp_path / "trap"
+    with hosted(partial(Counter, str(trap)), stateless=True) as far:
+        far.publish({"w": np.full(1, 2.0)})
+        assert far.scaled(np.ones(2)).tolist() == [2.0, 2.0]
+        pid = far.pid
+        far.rose_limit({max(CORES)}, 1)
+        runtime = Runtime(timeout=0.5)
+        lane = runtime.lane("host:far")
+        trap.write_text("hang")
+        tasks = [lane.submit(0, far.scaled, np.full(2, value)) for value in (1.0, 3.0)]
+        runtime.drain()
+        assert [task.wait().tolist() for task in tasks] == [[2.0, 2.0], [6.0, 6.0]]
+        (why,) = revived(far)
+        assert "did not finish scaled()" in why
+        assert "2 calls were repeated" in why
+        assert far.pid != pid
+        assert far.cores() == {max(CORES)}, "the quota in force is that of who takes over"
+        runtime.close()
+
+
+def test_a_component_with_state_that_hangs_goes_back_and_repeats(tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    with hosted(partial(Counter, str(trap)), recover=True, timeout=0.5) as far:
+        far.publish({"w": np.full(1, 1.0)})
+        far.rose_boundary()
+        far.add(np.full(3, 2.0))
+        far.publish({"w": np.full(1, 10.0)})
+        trap.write_text("hang")
+        os.sched_setaffinity(0, {min(CORES)})  # as a coordinator that keeps to its own cores
+        try:
+            assert far.add(np.ones(3)).tolist() == [12.0] * 3
+        finally:
+            os.sched_setaffinity(0, CORES)
+        assert far.cores() == CORES
+        (why,) = revived(far)
+        assert "did not finish add()" in why
+        assert "2 calls were repeated" in why
+
+
+def test_who_hangs_after_a_fault_is_brought_back_by_who_uses_it_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while the fault waits for everything to come to rest. A call that hangs again is an
+    error."""
+    monkeypatch.setattr(tape, "SHARE", 1e9)  # the state is taken at each boundary
+    trap = tmp_path / "trap"
+    with hosted(partial(Counter, str(trap)), recover=True) as far:
+        far.rose_boundary()
+        trap.write_text("hang")
+        pending = begin(far.add, (np.ones(3),))
+        with pending.within(0.1):
+            pending.collect()
+        assert isinstance(pending.error, HostTimeout)
+        assert not revived(far)
+        far.rose_boundary()
+        assert "1 calls were repeated" in revived(far)[0]
+        assert far.add(np.zeros(3)).tolist() == [1.0] * 3
+        far.timeout = 0.1
+        with pytest.raises(HostTimeout, match="sleep"):
+            far.sleep(30.0)
+        assert len(revived(far)) == 1
+        for again in (lambda: far.add(np.ones(3)), far.rose_boundary):
+            with pytest.raises(HostTimeout):
+                again()
+        far.timeout = None
+        far.restart()
+        assert far.add(np.ones(3)).tolist() == [1.0] * 3
+
+
 def test_without_its_state_there_is_one_clear_error() -> None:
     with hosted(Stubborn, recover=True) as far:
         far.rose_boundary()
@@ -157,6 +232,8 @@ def test_an_end_that_is_the_components_own_error_is_no_end_of_it() -> None:
         pid = far.pid
         with pytest.raises(HostDied, match="another host"):
             far.missing_host()
+        with pytest.raises(HostTimeout, match="another host"):
+            far.late_host()
         assert far.pid == pid
         assert not revived(far)
         killed(far)

@@ -43,12 +43,13 @@ def making(tmp_path: Path) -> Any:
 
 
 @KINDS
-def test_the_time_to_build_a_component_has_an_end(making: Any, kind: Any) -> None:
-    made = hosted(making(), host=kind, name="judge", start_timeout=0.2)
+def test_the_time_to_build_a_component_has_an_end(making: Any, kind: Any, tmp_path: Path) -> None:
+    made = hosted(making(), host=kind, name="judge", start_timeout=0.2, stateless=True)
     with pytest.raises(HostTimeout, match=r"'judge'.*factory\(\)"):
         made.ready()
     with pytest.raises(HostTimeout, match="'judge'"):
         made.add(1)
+    assert len(list(tmp_path.glob("begun*"))) <= 1, "who hangs as it is built is not built again"
     made.close()
 
 

@@ -133,6 +133,11 @@ class Child:
         return True
 
 
+def own_cores() -> frozenset[int] | None:
+    """The cores that this thread may use, None where the system does not say."""
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
 def bind_process(pid: int, cores: Collection[int]) -> None:
     """Bind all threads of a process to these cores; those that it makes later inherit them.
 

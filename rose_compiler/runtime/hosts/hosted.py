@@ -13,10 +13,11 @@ import os
 import pickle
 import types
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, Self, cast
 
 from rose_compiler.base import phases
-from rose_compiler.base.errors import HostDied, RuntimeFault, fail
+from rose_compiler.base.errors import RuntimeFault, fail
 from rose_compiler.base.remarks import Blocker, Remark
 from rose_compiler.runtime.hosts import arrays, ipc, parameters, served
 from rose_compiler.runtime.hosts.child import bind_process
@@ -25,6 +26,7 @@ from rose_compiler.runtime.hosts.pending import Pending, deferring
 from rose_compiler.runtime.hosts.places import PLACES, Places
 from rose_compiler.runtime.hosts.process import ProcessHost
 from rose_compiler.runtime.hosts.reviving import Call, Journal
+from rose_compiler.runtime.hosts.tape import ENDS
 from rose_compiler.runtime.hosts.thread import ThreadHost
 from rose_compiler.runtime.hosts.transport import unpicklable_argument
 
@@ -47,13 +49,14 @@ class Hosted:
     rose_hosted = True
 
     def __init__(
-        self, start: Callable[[], Any], name: str, timeout: float | None, threads: int = 1
+        self, start: Callable[..., Any], name: str, timeout: float | None, threads: int = 1
     ) -> None:
         self.name = name
         self.rose_threads = threads  # of its numeric libraries, for quotas
         self.timeout = timeout
         self.rose_stateless = False  # nothing is lost with its process but time
         self._start = self._first = start  # now, and before any quota
+        self._threads: int | None = None  # of torch's operations, by a quota
         #: What could not be had, for ``explain()``.
         self.rose_remarks: list[Remark] = []
         self._version = 0
@@ -71,6 +74,8 @@ class Hosted:
         self._count = 0
         self._host = self._start()
         self._host.until = self._until
+        if self._threads is not None:
+            self._host.submit("limit_threads", self._threads)  # in front of every call
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -104,7 +109,7 @@ class Hosted:
         call = Call(method, blob, tuple(arrays.layout_of(array) for array in found))
         try:
             pending = self._issue(call, found, [args, kwargs])
-        except HostDied as error:
+        except ENDS as error:
             if not self.rose_revived(error):
                 raise
             pending = self._issue(call, found, [args, kwargs])
@@ -214,8 +219,8 @@ class Hosted:
     # -- its end, and another process ------------------------------------------------------------
 
     def rose_guard(self, stateless: bool) -> None:
-        """Have a new process take over from one that dies. ``stateless``: the component keeps
-        nothing between calls; else its state is taken between iterations."""
+        """Have a new process take over from one that dies or hangs. ``stateless``: the component
+        keeps nothing between calls; else its state is taken between iterations."""
         self.rose_stateless = stateless
         self._journal = Journal(self, stateful=not stateless)
 
@@ -234,13 +239,14 @@ class Hosted:
         if self._journal is not None:
             self._journal.released()
 
-    def rose_revived(self, error: HostDied) -> bool:
-        """Whether a new process has taken over from one that died, its open calls answered."""
+    def rose_revived(self, error: BaseException, limit: float | None = None) -> bool:
+        """Whether a new process has taken over from one that died or hung, its open calls answered
+        within ``limit`` seconds each, or within the component's own limit."""
         if self._journal is None:
             return False
         try:
-            self._journal.revive(error)
-        except HostDied:
+            self._journal.revive(error, limit)
+        except ENDS:
             return False
         return True
 
@@ -267,7 +273,7 @@ class Hosted:
             given = parameters.PLACES * parameters.place_size(layouts), names, layouts
             try:
                 memory = self._share("parameters", *given)
-            except HostDied as error:  # since the last call
+            except ENDS as error:  # since the last call
                 if not self.rose_revived(error):
                     raise
                 memory = self._share("parameters", *given)
@@ -367,13 +373,17 @@ class Hosted:
 
     def rose_limit(self, cores: Collection[int] | None, threads: int | None) -> bool:
         """Bind the process to these cores, and torch's operations in it to so many threads; what
-        is None stays. For quotas; between calls only, and without effect on other kinds of hosts.
-        Whether the threads are as many now: other libraries count theirs as they are loaded.
+        is None stays. So is a process that takes over. For quotas; between calls only, and without
+        effect on other kinds of hosts. Whether the threads are as many now: other libraries count
+        theirs as they are loaded.
 
         Raises ``OSError`` if the system refuses.
         """
         if not isinstance(self._host, ProcessHost):
             return True
+        if cores is not None:
+            self._start = partial(self._start, cores=frozenset(cores))
+        self._threads = self._threads if threads is None else threads
         self._host.ready()
         if cores is not None:
             bind_process(self.pid, cores)

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from rose_compiler.base.errors import fail
 from rose_compiler.base.quota import THREADS
 from rose_compiler.runtime.hosts import served
+from rose_compiler.runtime.hosts.child import own_cores
 from rose_compiler.runtime.hosts.host import InlineHost
 from rose_compiler.runtime.hosts.hosted import Hosted
 from rose_compiler.runtime.hosts.process import ProcessHost
@@ -45,14 +46,17 @@ def hosted(
         threads: threads of numeric libraries in the process; None for as many as cores.
         cores: numbers of the cores that the process may use; None for the caller's.
         environment: variables added to the caller's before the process starts.
-        timeout: seconds that an answer may take; the process is killed then. None: no limit.
+        timeout: seconds that an answer may take; the process is killed then, and with `stateless`
+            or `recover` a new one takes over. None: no limit.
         start_timeout: seconds for starting the process and building the component, in a thread for
             building it; a thread that takes longer can't be stopped and is left.
         stateless: the component keeps nothing from one call to the next but published parameters.
-            Where its process dies, a new one takes over, and is asked again what was not answered.
+            Where its process dies or hangs past `timeout`, a new one takes over, and is asked again
+            what was not answered.
         recover: the component has ``get_state`` and ``set_state``, and draws from no generator that
-            is not in its state. Where its process dies in a compiled loop, a new one takes over
-            from the state at the beginning of the iteration, and repeats its calls since.
+            is not in its state. Where its process dies or hangs in a compiled loop, a new one takes
+            over from the state at the beginning of the iteration, and repeats its calls since. A
+            call that hangs again raises ``HostTimeout``.
 
     Raises:
         FactoryError: if the factory can't be pickled; the message names what holds it back.
@@ -84,7 +88,8 @@ def hosted(
             name=name,
             timeout=timeout,
             environment={**dict.fromkeys(THREADS, str(threads)), **(environment or {})},
-            cores=cores,
+            # also of processes that are started anew, by a thread that a quota may bind meanwhile
+            cores=own_cores() if cores is None else cores,
             start_timeout=start_timeout,
         )
     elif host == "thread":

@@ -21,16 +21,21 @@ def movable(component: Hosted) -> bool:
 def successor(component: Hosted, environment: Mapping[str, str]) -> Hosted:
     """A component anew, in a process that has these variables besides its first ones. It starts at
     once, and nothing waits for it yet. ``component`` lives in a process."""
-    first: Any = component._first  # a partial of ProcessHost
-    variables = {**first.keywords["environment"], **environment}
-    made = Hosted(
-        partial(first, environment=variables),
-        component.name,
-        component.timeout,
-        component.rose_threads,
-    )
-    made._first = first
+    start = partial(component._start, environment=_variables(component, environment))
+    made = Hosted(start, component.name, component.timeout, component.rose_threads)
+    made._first = component._first
     return made
+
+
+def starts_with(component: Hosted, environment: Mapping[str, str]) -> None:
+    """Let a process that takes over later have these variables besides its first ones. The one that
+    runs keeps what it has."""
+    component._start = partial(component._start, environment=_variables(component, environment))
+
+
+def _variables(component: Hosted, environment: Mapping[str, str]) -> dict[str, str]:
+    first: Any = component._first  # a partial of ProcessHost
+    return {**first.keywords["environment"], **environment}
 
 
 def take_over(component: Hosted, other: Hosted) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from rose_compiler.base.errors import HostDied
 from rose_compiler.base.phases import Ended
 from rose_compiler.runtime.hosts.host import Ticket, within
+from rose_compiler.runtime.hosts.tape import ENDS
 
 _state = threading.local()
 
@@ -86,9 +86,10 @@ class Pending:
             return
         try:
             self.value = self._hosted._answer(self, self._ticket, self.place, timeout)
-        except HostDied as error:
+        except ENDS as error:
             self.error = error
-            self._hosted.rose_revived(error)  # a process that takes over answers: see `adopt`
+            # a process that takes over answers, as fast as this one should have: see `adopt`
+            self._hosted.rose_revived(error, timeout)
         except Exception as error:  # the component's own, kept for who asks for the result
             self.error = error
         self.done = True

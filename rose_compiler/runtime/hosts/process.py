@@ -102,6 +102,11 @@ class ProcessHost:
             self._pump(self._start, self.start_timeout)
         self._start.result()
 
+    @property
+    def built(self) -> bool:
+        """True once the component was built, also after the end of its process."""
+        return self._start.done and self._start.error is None
+
     def submit(self, method: str, *args: Any, **kwargs: Any) -> Ticket:
         """Begin ``component.method(*args, **kwargs)`` and return at once."""
         if args or kwargs:

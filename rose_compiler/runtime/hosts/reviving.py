@@ -1,4 +1,4 @@
-"""What a component was asked, so that a new process can take the place of one that died.
+"""What a component was asked, so that a new process can take the place of one that died or hung.
 
 A stateless component only has to be asked again what it had not answered. Another one, made with
 ``recover=True`` and with ``get_state`` and ``set_state``, gets its state of the latest boundary
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from rose_compiler.base.errors import HostDied
+from rose_compiler.base.errors import HostTimeout
 from rose_compiler.base.remarks import Blocker, Remark
 from rose_compiler.runtime.hosts import arrays, parameters
 from rose_compiler.runtime.hosts.pending import Pending
-from rose_compiler.runtime.hosts.tape import LIVES, Tape
+from rose_compiler.runtime.hosts.tape import ENDS, LIVES, Tape
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class Journal(Tape):
         self._version = 0
         self._waiting: list[Entry] = []  # calls that had no answer yet
         self._given: Any = None
+        self._limit: float | None = None  # of calls that are asked again, as of those that hung
 
     # -- noting ----------------------------------------------------------------------------------
 
@@ -75,8 +76,10 @@ class Journal(Tape):
                 self._useless()
                 return
             state = component.rose_now("get_state")
-        except HostDied as error:
+        except ENDS as error:
             self._busy = False
+            # a `get_state` that hangs is not asked for again soon
+            self._cost = max(self._cost, perf_counter() - began)
             self.revive(error)
             return  # the earlier state and what was asked since are still known
         finally:
@@ -142,6 +145,22 @@ class Journal(Tape):
 
     # -- bringing it back ------------------------------------------------------------------------
 
+    def revive(self, error: BaseException, limit: float | None = None) -> None:
+        """Bring it back in a new process; what had no answer is given ``limit`` seconds there, or
+        the component's own limit.
+
+        Raises ``error`` where that can't be, where it hung as it was built, and where nobody waits
+        for it any more since a fault has ended the iteration: whoever calls it next brings it back.
+        """
+        component = self._component
+        if isinstance(error, HostTimeout) and (
+            component.until is not None or not component._host.built
+        ):
+            raise error
+        if not self._busy:
+            self._limit = limit
+        super().revive(error)
+
     def _usable(self) -> bool:
         return bool(self._component._host.usable)
 
@@ -162,7 +181,8 @@ class Journal(Tape):
         values = [component._memory.written(one.place, one.call.layouts) for one in left]
         component.rose_replace()
         for pending, given in zip(left, values, strict=True):
-            pending.adopt(self._repeat(pending.call, given, pending.version))
+            again = self._repeat(pending.call, given, pending.version, self._limit)
+            pending.adopt(again)
         return len(left)
 
     def _repeat_all(self) -> int:
@@ -182,16 +202,22 @@ class Journal(Tape):
                 component.publish(entry.values)
                 continue
             calls += 1
-            done = self._repeat(entry.call, entry.values, component.version)
-            if entry.pending is not None and not entry.pending.done:
-                entry.pending.adopt(done)
+            waiting = entry.pending
+            if waiting is not None and waiting.done:
+                waiting = None
+            limit = None if waiting is None else self._limit
+            done = self._repeat(entry.call, entry.values, component.version, limit)
+            if waiting is not None:
+                waiting.adopt(done)
         return calls
 
-    def _repeat(self, call: Call, values: list[Any], version: int) -> Pending:
+    def _repeat(self, call: Call, values: list[Any], version: int, limit: float | None) -> Pending:
         pending: Pending = self._component._issue(call, values, values, version)
-        pending.collect()
-        if isinstance(pending.error, HostDied) and not self._component._host.usable:
-            raise pending.error
+        pending.collect(limit)
+        error = pending.error
+        left = isinstance(error, HostTimeout) and self._component.until is not None
+        if isinstance(error, ENDS) and not left and not self._component._host.usable:
+            raise error  # but not where a fault has left it while it was built: nobody waits for it
         return pending
 
 

@@ -1,7 +1,8 @@
-"""What something in a process was asked since its state was known, to bring it back if it dies.
+"""What something in a process was asked since its state was known, to bring it back if it dies or
+hangs.
 
 Shared by components (:mod:`rose_compiler.runtime.hosts.reviving`) and shards of simulators
-(:mod:`rose_compiler.sim.restarts`): when a state is taken, how much is kept, how often a death is
+(:mod:`rose_compiler.sim.restarts`): when a state is taken, how much is kept, how often an end is
 answered, and what is said of it.
 """
 
@@ -13,7 +14,9 @@ from typing import Any
 from rose_compiler.base.errors import HostDied, HostTimeout
 from rose_compiler.base.remarks import Blocker, Remark
 
-#: Deaths between two states from which one is brought back: a call that ends its process would end
+#: What tells of the end of a process: one that hangs is ended at its time limit.
+ENDS = (HostDied, HostTimeout)
+#: Ends between two states from which one is brought back: a call that ends its process would end
 #: the next one too.
 LIVES = 3
 #: Most of the time that taking states may cost, while less than half of this is kept:
@@ -102,7 +105,7 @@ class Tape:
             count = self._again()
             done = True
         except Exception as failure:  # what a `set_state` of the user's raises among them
-            if not isinstance(failure, HostDied | HostTimeout):
+            if not isinstance(failure, ENDS):
                 error.add_note(f"rose: it could not be brought back: {failure!r}")
                 self._failed = error.__notes__[-1]
             raise error from None
