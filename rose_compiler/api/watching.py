@@ -20,6 +20,7 @@ from rose_compiler.frontend.first_run import hold_back
 from rose_compiler.frontend.graphs import trace_runs
 from rose_compiler.frontend.losses import trace_losses
 from rose_compiler.frontend.names import StateNames
+from rose_compiler.frontend.numbers import Every
 from rose_compiler.frontend.promote import promote
 from rose_compiler.frontend.record import Record, Recorder
 from rose_compiler.frontend.scalar import is_scalar
@@ -68,6 +69,7 @@ class Watch:
         self._losses: dict[str, Loss | Blocker] | None = None
         self.unsteady: set[str] = set()  # numbers that no graph may hold
         self._renumbered: Counter[str] = Counter()
+        self._numberless = False  # looked at so often that no graph may hold any number
 
     @property
     def losses(self) -> dict[str, Loss | Blocker]:
@@ -88,6 +90,7 @@ class Watch:
             return None
         self._renumbered.update(list(changed))
         often = self._renumbered.total() > OFTEN
+        self._numberless |= self._looks >= MAX_LOOKS
         self.unsteady |= {n.where for n in numbers if often or self._renumbered[n.where] > 1}
         return next(iter(changed.values()))
 
@@ -111,7 +114,8 @@ class Watch:
     def run(self, values: Mapping[str, Any], states: Mapping[str, Any]) -> tuple[bool, Any]:
         """Run one iteration in program order, watched: whether :attr:`program` is a new one, and
         the result."""
-        if self._looks >= MAX_LOOKS:
+        last = self._numberless and self._traceable is not None and self._traceable.numbers
+        if self._looks >= MAX_LOOKS and not last:
             return False, interp.run(self.captured, values, states)
         self._attributes = list(_changing_scalars(self.captured))
         observer = self._observer()
@@ -181,7 +185,7 @@ class Watch:
         self.examples = _examples(moved)
         self._losses = None
         self._traceable = moved
-        moved.unsteady = frozenset(self.unsteady)
+        moved.unsteady = Every() if self._numberless else frozenset(self.unsteady)
         trace_runs(program, moved, log)
         annotate(program, moved)
         record.release()

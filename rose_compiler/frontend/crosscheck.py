@@ -49,6 +49,35 @@ def crosscheck(
     return None
 
 
+def fixes_sizes(
+    fn: Callable[..., Any],
+    example_args: Sequence[Any],
+    gm: fx.GraphModule,
+    arguments: Sequence[int | str],
+    lifted: Sequence[torch.Tensor],
+    contexts: tuple[Context, ...],
+    axes: Sequence[int] = (0,),
+) -> str:
+    """How graph and function differ where a size of the arguments, along one of these axes, or the
+    length of a list is one less; empty if they don't. What the function raises for is no size that
+    it can be handed."""
+    check = _Check(fn, gm, [a for a in arguments if isinstance(a, int)], lifted, contexts)
+    seed = generator_states()
+    shapes = [tuple(t.shape) for a in example_args for t in tensors_in(a)]
+    shapes += [a.shape for value in example_args for a in arrays_in(value)]
+    for axis in axes:
+        for size in {s[axis] for s in shapes if len(s) > axis and s[axis] > 1}:
+            fewer = [shortened(a, axis, size) for a in example_args]
+            if why := check.differs(fewer, seed, or_raises=True):
+                return why
+    for position, value in enumerate(example_args):
+        if type(value) is list and len(value) > 1:
+            fewer = [*example_args[:position], value[:-1], *example_args[position + 1 :]]
+            if why := check.differs(fewer, seed, or_raises=True):
+                return why
+    return ""
+
+
 def _other_number(
     check: _Check, args: list[Any], position: int, seed: list[torch.Tensor]
 ) -> Blocker | None:
@@ -171,6 +200,35 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, tuple | list):
         return [t for v in value for t in tensors_in(v)]
     return []
+
+
+def arrays_in(value: Any) -> list[np.ndarray[Any, Any]]:
+    """The arrays in nested containers, in order."""
+    found: list[np.ndarray[Any, Any]] = []
+
+    def note(array: np.ndarray[Any, Any]) -> Any:
+        found.append(array)
+        return array
+
+    _mapped(value, lambda t: t, note)
+    return found
+
+
+def shortened(value: Any, axis: int, size: int) -> Any:
+    """The same without the last of what has this size along an axis."""
+
+    def tensor(t: torch.Tensor) -> torch.Tensor:
+        if t.dim() <= axis or t.shape[axis] != size:
+            return t
+        kept = t.detach().narrow(axis, 0, size - 1).clone()
+        return kept.requires_grad_(t.requires_grad)
+
+    def array(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if a.ndim <= axis or a.shape[axis] != size:
+            return a
+        return np.take(a, range(size - 1), axis)
+
+    return _mapped(value, tensor, array)
 
 
 def fresh_leaves(value: Any) -> Any:

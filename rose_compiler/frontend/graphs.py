@@ -12,10 +12,10 @@ import torch.fx as fx
 
 from rose_compiler.base.errors import SourceLocation
 from rose_compiler.base.remarks import Blocker, RemarkLog
+from rose_compiler.frontend.holding import Unsteady, draws_fixed, hold_numbers, written_in
 from rose_compiler.frontend.module_modes import as_recorded, stays
-from rose_compiler.frontend.numbers import numbers_read
 from rose_compiler.frontend.record import Record
-from rose_compiler.frontend.trace import Traced, trace
+from rose_compiler.frontend.trace import FixedSizes, Traced, trace
 from rose_compiler.frontend.varying import why_varying
 from rose_compiler.ir import facts
 from rose_compiler.ir.deps import Dependences
@@ -83,16 +83,6 @@ def lifted(program: Program) -> set[str]:
     }
 
 
-def _written(graph: fx.Graph, deps: Dependences) -> set[str]:
-    """States that operations of a body write, generators apart."""
-    return {
-        e.state
-        for node in graph.nodes
-        for e in deps.effects(node)
-        if e.write and not e.state.startswith(("rng:", "*"))
-    }
-
-
 def _steps(node: fx.Node) -> bool:
     """Whether an operation is a simulator's step, or part of one made of tensors."""
     if op_of(node).kind == "step":
@@ -111,7 +101,7 @@ def find_runs(
     """Maximal runs of traceable operations; items in between belong to what they pick from. With
     ``varying``, as if no argument's type changed from trip to trip."""
     runs: list[Run] = []
-    written = _written(graph, deps)
+    written = written_in(graph, deps)
 
     def fits(node: fx.Node) -> bool:
         # what a state holds is rebound while the loop runs, so a graph can't be handed it once
@@ -180,7 +170,7 @@ def make_graph(program: Program, run: Run, record: Record, log: RemarkLog) -> in
         blocker = _replace(program, Run(shortened), record, rewriter)
         if blocker is None:
             return 1
-        if isinstance(blocker, Unsteady) and len(shortened) > 1:
+        if isinstance(blocker, Unsteady | FixedSizes) and len(shortened) > 1:
             half = len(shortened) // 2
             parts = shortened[:half], shortened[half:]
             made = [make_graph(program, Run(p), record, log) for p in parts if worth(p)]
@@ -220,7 +210,7 @@ def _replace(program: Program, run: Run, record: Record, rewriter: Rewriter) -> 
                 inputs.append(argument)
                 examples[argument] = value
     names = names_of(inputs)
-    lifted = record.names.attributes()
+    lifted, vary = record.names.attributes(), record.resized(run.nodes)
     with as_recorded(record.examples[run.nodes[0]].modes):
         traced = trace(
             _function(run, inputs, states, outputs),
@@ -229,34 +219,15 @@ def _replace(program: Program, run: Run, record: Record, rewriter: Rewriter) -> 
             names=names,
             contexts=facts.get(run.nodes[0]).context,
             roots=tuple(states.values()),
+            vary=vary,
         )
     if isinstance(traced, Blocker):
         return traced
+    if (fixed := draws_fixed(traced, vary)) is not None:
+        return fixed
     if (unsteady := hold_numbers(program, traced, list(states.values()), record)) is not None:
         return unsteady
     _install(program, run, inputs, outputs, traced, rewriter)
-    return None
-
-
-@dataclass(frozen=True)
-class Unsteady(Blocker):
-    """A graph would hold a number that changes; a graph of fewer statements may not."""
-
-
-def hold_numbers(
-    program: Program, traced: Traced, roots: list[Any], record: Record
-) -> Blocker | None:
-    """Take note of the numbers that a graph holds; why it may not hold one of them."""
-    numbers = numbers_read(traced.mentions, roots, record.names)
-    if not numbers:
-        return None
-    deps = Dependences(program)
-    written = {s for graph in program.graphs() for s in _written(graph, deps)}
-    for each in numbers:
-        unsteady = each.where in record.unsteady
-        if unsteady or any(related(each.state, w) for w in written):
-            return Unsteady("not-traceable", f"it may read `{each.where}`, which changes")
-    record.numbers.extend(numbers)
     return None
 
 

@@ -15,7 +15,7 @@ import torch
 
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.frontend.known import effects_of_callable
-from rose_compiler.frontend.numbers import Mentions
+from rose_compiler.frontend.mentions import Mentions
 from rose_compiler.ir.effects import GLOBAL_STATES
 
 _LIBRARY = tuple(

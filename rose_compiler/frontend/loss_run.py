@@ -118,3 +118,14 @@ def _detached(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach()
     return type(value)(map(_detached, value)) if type(value) in (tuple, list) else value
+
+
+def first_line(node: fx.Node) -> str:
+    source = op_of(node).source
+    return source[0].splitlines()[0] if source and source[0] else op_of(node).name
+
+
+def stem_of(backward: fx.Node) -> str:
+    statement = op_of(backward).attributes["stmts"][0]
+    owner = statement.value.func.value
+    return owner.id if isinstance(owner, ast.Name) else "loss"

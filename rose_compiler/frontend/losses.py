@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
 from typing import Any
 
@@ -10,15 +9,18 @@ import torch
 import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
-from rose_compiler.frontend.graphs import hold_numbers, is_tensor_item, names_of
+from rose_compiler.frontend.graphs import is_tensor_item, names_of
+from rose_compiler.frontend.holding import draws_fixed, hold_numbers
 from rose_compiler.frontend.loss_run import (
     CONTAINERS,
     NO_GRAD,
     contains,
+    first_line,
     lists_of,
     loss_of,
     modes_of,
     run_function,
+    stem_of,
     without_grad,
 )
 from rose_compiler.frontend.rebinding import writes_in_place
@@ -217,7 +219,7 @@ class _Tracer:
                         continue
                     below = [r for r in reads if related(r, effect.state)]
                     if below:
-                        why = f"it reads {below[0]}, which `{_first(node)}` writes"
+                        why = f"it reads {below[0]}, which `{first_line(node)}` writes"
                         return Blocker("reads-loop-state", why)
         return None
 
@@ -241,6 +243,7 @@ class _Tracer:
                     states[argument] = value
                 elif _maker(argument) not in members and argument not in inputs:
                     inputs[argument] = op_of(node).name, k, value
+        vary = self.record.resized((*run, self.backward))
         with torch.enable_grad():
             traced = trace(
                 run_function(run, list(inputs), states, self.backward, loss, results),
@@ -248,9 +251,13 @@ class _Tracer:
                 lifted=self.record.names.attributes(),
                 names=names_of(list(inputs)),
                 roots=tuple(states.values()),
+                vary=vary,
+                rows=True,  # a batch of episodes, say, may have another size on the next call
             )
         if isinstance(traced, Blocker):
             return traced
+        if (fixed := draws_fixed(traced, vary)) is not None:
+            return fixed
         unsteady = hold_numbers(self.program, traced, list(states.values()), self.record)
         if unsteady is not None:
             return unsteady
@@ -314,7 +321,7 @@ class _Tracer:
         if back.signature.reads is None or back.signature.writes is None or gone:
             return Blocker("unknown-effects", "what its backward touches is not known by name")
         signature = Signature(
-            f"{_stem(self.backward)}_and_gradients",
+            f"{stem_of(self.backward)}_and_gradients",
             opened.names,
             tuple(dict.fromkeys((*lifted, *back.signature.reads))),
             back.signature.writes,
@@ -386,17 +393,6 @@ def _place(node: fx.Node) -> Result:
         assert isinstance(position, int)
         return op_of(_maker(node)).name, position
     return op_of(node).name, None
-
-
-def _first(node: fx.Node) -> str:
-    source = op_of(node).source
-    return source[0].splitlines()[0] if source and source[0] else op_of(node).name
-
-
-def _stem(backward: fx.Node) -> str:
-    statement = op_of(backward).attributes["stmts"][0]
-    owner = statement.value.func.value
-    return owner.id if isinstance(owner, ast.Name) else "loss"
 
 
 def _no(why: str) -> Blocker:

@@ -8,23 +8,28 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from rose_compiler.frontend.sizes import Vary
+
 
 class Make(NamedTuple):
-    """All of a tensor or array but its rows: ``axes`` counts them in, ``tail`` are the sizes of
-    the others."""
+    """All of a tensor or array but its numbers: ``rows`` is its size along the first axis, ``axes``
+    counts that in, ``tail`` are the sizes of the others."""
 
     dtype: Any
     device: Any
     axes: int
     tail: tuple[int, ...]
+    rows: int = 0
 
 
 def of(value: Any) -> Any:
     """The make of a tensor or array, or of those in a dict or tuple; ``None`` for anything else."""
     if isinstance(value, torch.Tensor):
-        return Make(value.dtype, value.device, value.ndim, tuple(value.shape[1:]))
+        rows = value.shape[0] if value.ndim else 0
+        return Make(value.dtype, value.device, value.ndim, tuple(value.shape[1:]), rows)
     if isinstance(value, np.ndarray):
-        return Make(value.dtype, None, value.ndim, value.shape[1:])
+        rows = value.shape[0] if value.ndim else 0
+        return Make(value.dtype, None, value.ndim, value.shape[1:], rows)
     if type(value) is dict:
         return tuple((k, m) for k, v in value.items() if (m := of(v)) is not None) or None
     if type(value) is tuple:
@@ -44,7 +49,9 @@ def two(
     combinations: Iterable[tuple[Any, ...]], *, dtypes: bool = True, tails: bool = True
 ) -> tuple[int, Any, Any] | None:
     """The first argument that :func:`differ` means, by its position, and two of its makes."""
-    left: dict[str, Any] = {} if dtypes else {"dtype": None, "device": None}
+    left: dict[str, Any] = {"rows": 0}
+    if not dtypes:
+        left |= {"dtype": None, "device": None}
     if not tails:
         left["tail"] = ()
     for position, column in enumerate(zip(*combinations, strict=True)):
@@ -57,6 +64,15 @@ def two(
             first, second, *_ = seen.values()
             return position, first, second
     return None
+
+
+def resized(combinations: Iterable[tuple[Any, ...]]) -> Vary:
+    """Which sizes of an argument were seen to differ."""
+    seen = list(combinations)
+    if differ(seen, dtypes=False):
+        return "all"
+    columns = zip(*seen, strict=True)
+    return "rows" if any(len({m for m in c if m is not None}) > 1 for c in columns) else "none"
 
 
 def told(make: Any) -> str:

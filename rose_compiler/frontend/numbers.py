@@ -2,46 +2,54 @@
 
 A graph is made of torch calls; what a dict of settings, a list or an attribute said when it was
 traced is a constant in it. Which of all numbers within reach were read can't be seen, so all count
-whose attribute or key the code that ran mentions.
+whose attribute or key the code that ran mentions (:mod:`rose_compiler.frontend.mentions`).
 """
 
 from __future__ import annotations
 
 import collections
-import dis
+import enum
+import functools
+import gc
+import sys
 import types
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from rose_compiler.frontend.components import is_hosted, is_simulator
+from rose_compiler.frontend.mentions import Mentions
 from rose_compiler.frontend.names import StateNames
 from rose_compiler.frontend.reachable import fields_of
 from rose_compiler.frontend.scalar import is_scalar
 
-#: How far down objects are searched, and through how many.
-DEPTH, OBJECTS = 8, 5000
-#: Items of a sequence that are looked at one by one.
-ITEMS = 64
-_ALL_KEYS = frozenset(("items", "values", "keys"))
-#: "attr" or "item", and which; "length"; "keys", and those that are looked for (``None``: all)
+#: How far down objects are searched, and through how many; what lies further is not followed.
+DEPTH, OBJECTS = 32, 20_000
+#: Items of a sequence that are looked at one by one; more of them only if all are numbers, as one
+#: value of at most so many.
+ITEMS, MANY = 64, 4096
+#: "attr" or "item", and which; "length"; "keys", and those that are looked for (``None``: all);
+#: "all", the items or members as one value
 _Step = tuple[str, Any]
 _GONE = object()
+_LIBRARIES = frozenset(("torch", "numpy", "rose_compiler", *sys.stdlib_module_names))
 
 
 @dataclass(frozen=True)
 class Number:
     """A number or text that a graph holds: ``where`` in the user's words, ``state`` the name of
-    what holds it, and its value when the code was traced."""
+    what holds it, and its value when the code was traced. What is not ``followed`` is too much to
+    be compared: no graph may hold it."""
 
     where: str
     state: str
     root: Any  # the name of a root, or an object that no root leads to
     steps: tuple[_Step, ...]
     value: Any
+    followed: bool = True
 
     def now(self, states: Mapping[str, Any]) -> Any:
         """What stands there now, below the roots of a call; something unlike any number if nothing
@@ -49,13 +57,8 @@ class Number:
         at = states.get(self.root, _GONE) if isinstance(self.root, str) else self.root
         try:
             for kind, key in self.steps:
-                if kind == "attr":
-                    at = getattr(at, key)
-                elif kind == "keys":
-                    at = _keys(at, key)
-                else:
-                    at = len(at) if kind == "length" else at[key]
-        except (AttributeError, LookupError, TypeError):
+                at = _step(at, kind, key)
+        except (AttributeError, LookupError, TypeError, ValueError):
             return _GONE
         return at
 
@@ -66,56 +69,13 @@ class Number:
             return None
         if now != now and self.value != self.value:
             return None
-        told = "nothing" if now is _GONE else repr(now)[:40]
-        return f"{self.where} changed from {self.value!r:.40} to {told}"
+        before, after = (
+            "nothing" if value is _GONE else repr(value)[:40] for value in (self.value, now)
+        )
+        return f"{self.where} changed from {before} to {after}"
 
 
-@dataclass
-class Mentions:
-    """What code that ran names: attributes that it reads, keys and globals."""
-
-    attributes: set[str] = field(default_factory=set)
-    keys: set[str] = field(default_factory=set)
-    any_key: bool = False
-    all_keys: bool = False  # of a dict that is gone through: one more has its effect
-    globals: dict[tuple[int, str], tuple[dict[str, Any], str]] = field(default_factory=dict)
-    free: dict[int, tuple[str, Any]] = field(default_factory=dict)
-    _seen: set[types.CodeType] = field(default_factory=set)
-
-    def add(self, frame: types.FrameType) -> None:
-        """Take note of a function that is being called."""
-        code, space = frame.f_code, frame.f_globals
-        if code in self._seen:
-            return
-        self._seen.add(code)
-        for name in code.co_freevars:
-            value = frame.f_locals.get(name)
-            self.free.setdefault(id(value), (name, value))
-        before = None
-        for at in dis.get_instructions(code):
-            if at.opname == "LOAD_ATTR" and not at.argrepr.startswith("NULL"):
-                self.attributes.add(at.argval)
-            elif at.opname in ("LOAD_GLOBAL", "LOAD_NAME") and at.argval in space:
-                self.globals[id(space), at.argval] = space, at.argval
-            elif at.opname == "LOAD_CONST" and isinstance(at.argval, str):
-                self.keys.add(at.argval)
-            constant = before is not None and before.opname == "LOAD_CONST"
-            spread = at.opname in ("CALL_FUNCTION_EX", "DICT_MERGE", "DICT_UPDATE")
-            self.all_keys |= spread
-            self.any_key |= spread or (at.opname == "BINARY_SUBSCR" and not constant)
-            before = at
-        names = set(code.co_names)
-        through = bool(names & _ALL_KEYS)
-        self.all_keys, self.any_key = self.all_keys or through, self.any_key or through
-        if "getattr" in names or "attrgetter" in names:
-            self.attributes.update(c for c in code.co_consts if isinstance(c, str))
-
-    def key(self, key: Any) -> bool:
-        """Whether the item of a dict under this key may have been read."""
-        return self.any_key or not isinstance(key, str) or key in self.keys
-
-
-def numbers_read(mentions: Mentions, roots: list[Any], names: StateNames) -> list[Number]:
+def numbers_read(mentions: Mentions, roots: Sequence[Any], names: StateNames) -> list[Number]:
     """What code that mentioned this may have read below the objects that it was given, and below
     the globals and closure variables that it names."""
     found = _Found(mentions, names)
@@ -127,34 +87,67 @@ def numbers_read(mentions: Mentions, roots: list[Any], names: StateNames) -> lis
             root, *rest = path.split(".")
             found.walk(value, root, tuple(("attr", part) for part in rest), path)
     for space, name in mentions.globals.values():
-        value = space.get(name)
-        if not isinstance(value, type | types.ModuleType | types.FunctionType):
+        if not isinstance(value := space.get(name), types.FunctionType):
             found.walk(value, space, (("item", name),), name)
     for name, value in mentions.free.values():
-        if not is_scalar(value):
+        if not is_number(value):
             found.walk(value, value, (), name)
+    for name, cell in _cells(mentions):
+        found.walk(cell.cell_contents, cell, (("attr", "cell_contents"),), name)
     return list(found.numbers.values())
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is compared as it is: a number of Python's or numpy's, text, an enum."""
+    return is_scalar(value) or isinstance(value, np.generic | enum.Enum)
+
+
+def _cells(mentions: Mentions) -> Iterator[tuple[str, types.CellType]]:
+    """The variables of functions that ran which hold numbers and may be bound anew: a frame gives
+    their values alone."""
+    for code in mentions.closed:
+        for function in gc.get_referrers(code):
+            if not isinstance(function, types.FunctionType) or function.__code__ is not code:
+                continue
+            for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+                try:
+                    if is_number(cell.cell_contents):
+                        yield name, cell
+                except ValueError:  # not bound yet
+                    continue
 
 
 class _Found:
     def __init__(self, mentions: Mentions, names: StateNames) -> None:
         self.mentions = mentions
         self.names = names
-        self.numbers: dict[str, Number] = {}
+        self.numbers: dict[Any, Number] = {}  # by where they stand: one name may stand for several
         self._seen: set[int] = set()
+
+    def _add(self, number: Number) -> None:
+        root = number.root if isinstance(number.root, str) else id(number.root)
+        self.numbers.setdefault((root, number.steps), number)
 
     def walk(
         self, value: Any, root: Any, steps: tuple[_Step, ...], where: str, state: str = ""
     ) -> None:
         """Collect what is at a place and below it."""
-        if is_scalar(value):
-            self.numbers.setdefault(where, Number(where, state or where, root, steps, value))
+        if is_number(value) or value is _GONE or isinstance(value, _Whole | functools.partial):
+            self._add(Number(where, state or where, root, steps, value))
             return
-        if id(value) in self._seen or len(self._seen) > OBJECTS or len(steps) > DEPTH:
+        if id(value) in self._seen:
             return
-        if isinstance(value, torch.Tensor | np.ndarray | type | torch.optim.Optimizer):
+        if isinstance(value, torch.Tensor | np.ndarray | torch.optim.Optimizer | range):
             return
-        if is_simulator(value) or is_hosted(value) or callable_code(value):
+        if is_simulator(value) or is_hosted(value) or _library(value):
+            return
+        if isinstance(value, _FUNCTIONS):
+            if steps and steps[-1][0] == "attr":  # another may be put in its place
+                self._add(Number(where, state or where, root, steps, value))
+            return
+        many = len(value) if isinstance(value, _SIZED) else 0
+        if len(self._seen) > OBJECTS or len(steps) > DEPTH or many > MANY:
+            self._add(Number(where, state or where, root, steps, None, followed=False))
             return
         self._seen.add(id(value))
         own = self.names.name_of(value) or where
@@ -171,29 +164,64 @@ class _Found:
             for key in list(value):
                 if self.mentions.key(key):
                     yield "item", key, value[key], f"{where}[{key!r}]"
+        elif isinstance(value, set | frozenset) or _only_numbers(value):
+            yield "all", None, _Whole(value), where
         elif isinstance(value, list | tuple | collections.deque):
-            if len(value) <= ITEMS:
-                yield "length", None, len(value), f"len({where})"
-                for n, each in enumerate(value):
-                    yield "item", n, each, f"{where}[{n}]"
+            yield "length", None, len(value), f"len({where})"
+            for n, each in enumerate(value):
+                yield "item", n, each, f"{where}[{n}]"
+        elif isinstance(value, type | types.ModuleType):
+            for key, each in _of_namespace(value):
+                if key in self.mentions.attributes:
+                    yield "attr", key, each, f"{where}.{key}"
         else:
             yield from self._attributes(value, where)
 
     def _attributes(self, value: Any, where: str) -> Iterator[tuple[str, Any, Any, str]]:
-        known = self.mentions.attributes
+        known = self.mentions
         below = dict(fields_of(value))
-        if isinstance(value, torch.nn.Module):
+        module = isinstance(value, torch.nn.Module)
+        if module:
             for key, inner in value._modules.items():
                 yield "attr", key, inner, f"{where}.{key}"
         for key, each in below.items():
-            if key in known and key != "training":
+            if key != "training" and known.attribute(key, is_number(each)):
                 yield "attr", key, each, f"{where}.{key}"
         for cls in type(value).__mro__:
-            if cls.__module__.partition(".")[0] in ("builtins", "torch", "typing", "abc"):
+            if cls.__module__.partition(".")[0] in _LIBRARIES:
                 continue
             for key, each in list(vars(cls).items()):
-                if key in known and key not in below and _plain_data(each):
+                if key in known.attributes and key not in below and _plain_data(each):
                     yield "attr", key, each, f"{where}.{key}"
+        if not (module and _library(type(value))):
+            for key in sorted(known.looked - below.keys()):
+                if _lacks(value, key):
+                    yield "attr", key, _GONE, f"{where}.{key}"
+
+
+class _Whole(tuple[Any, ...]):
+    """Items or members as one value."""
+
+    def __new__(cls, of: Any) -> _Whole:
+        members = frozenset(of) if isinstance(of, set | frozenset) else list(of)
+        return super().__new__(cls, (members,))
+
+    def __repr__(self) -> str:
+        return repr(self[0])
+
+
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
+_SIZED = (list, tuple, set, frozenset, collections.deque)
+
+
+def _step(at: Any, kind: str, key: Any) -> Any:
+    if kind == "attr":
+        return getattr(at, key)
+    if kind == "keys":
+        return _keys(at, key)
+    if kind == "all":
+        return _Whole(at)
+    return len(at) if kind == "length" else at[key]
 
 
 def _keys(of: Any, looked: frozenset[str] | None) -> tuple[str, ...] | None:
@@ -203,11 +231,42 @@ def _keys(of: Any, looked: frozenset[str] | None) -> tuple[str, ...] | None:
     return tuple(k for k in of if isinstance(k, str) and (looked is None or k in looked))
 
 
+def _lacks(value: Any, name: str) -> bool:
+    try:
+        return not hasattr(value, name)
+    except Exception:  # a property of the user's, which may raise whatever it likes
+        return False
+
+
+def _only_numbers(value: Any) -> bool:
+    """Whether a long sequence holds nothing but numbers."""
+    if not isinstance(value, list | tuple | collections.deque) or len(value) <= ITEMS:
+        return False
+    return len(value) <= MANY and all(map(is_number, value))
+
+
+def _of_namespace(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a class, with its bases, or a module holds."""
+    for each in value.__mro__ if isinstance(value, type) else (value,):
+        if not _library(each):
+            yield from list(vars(each).items())
+
+
+def _library(value: Any) -> bool:
+    """Whether a class or module is none of the user's."""
+    if isinstance(value, types.ModuleType):
+        return value.__name__.partition(".")[0] in _LIBRARIES
+    if isinstance(value, type):
+        return value.__module__.partition(".")[0] in _LIBRARIES
+    return False
+
+
 def _plain_data(value: Any) -> bool:
-    return is_scalar(value) or isinstance(value, list | tuple | dict)
+    return is_number(value) or isinstance(value, (*_SIZED, dict))
 
 
-def callable_code(value: Any) -> bool:
-    """Whether a value is a function or method, of Python or not, or a module of code."""
-    kinds = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
-    return isinstance(value, kinds)
+class Every:
+    """All numbers, where no graph may hold any."""
+
+    def __contains__(self, where: object) -> bool:
+        return True

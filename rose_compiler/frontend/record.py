@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from rose_compiler.frontend.known import graph_leaves
 from rose_compiler.frontend.module_modes import Flag, flags
 from rose_compiler.frontend.names import StateNames, array_range, tensor_range
 from rose_compiler.frontend.numbers import Number
+from rose_compiler.frontend.sizes import Vary
 from rose_compiler.ir import facts
 from rose_compiler.ir.facts import Spec
 from rose_compiler.ir.interp import Hooks
@@ -62,7 +63,7 @@ class Record:
     saved: dict[fx.Node, dict[str, None]] = field(default_factory=dict)
     makes: dict[fx.Node, dict[tuple[Any, ...], None]] = field(default_factory=dict)
     numbers: list[Number] = field(default_factory=list)
-    unsteady: frozenset[str] = frozenset()
+    unsteady: Container[str] = frozenset()
 
     def varies(self, node: fx.Node) -> bool:
         """Whether an argument had another dtype, device or number of axes on another trip: what
@@ -73,6 +74,11 @@ class Record:
         """Whether an argument had other trailing sizes or other keys on another trip, so that what
         is proven of the first one may not hold."""
         return makes.differ(self.makes.get(node, ()), dtypes=False)
+
+    def resized(self, nodes: Iterable[fx.Node]) -> Vary:
+        """Which sizes of what some operations were handed differed from trip to trip."""
+        found = {makes.resized(self.makes.get(node, ())) for node in nodes}
+        return "all" if "all" in found else "rows" if "rows" in found else "none"
 
     def release(self) -> None:
         """Forget the values; specs and examples stay."""

@@ -25,7 +25,8 @@ from rose_compiler.base.remarks import Blocker
 from rose_compiler.frontend import call_names
 from rose_compiler.frontend.audit import Audit, Blocked, Effects, blocked, storage_key
 from rose_compiler.frontend.record import spec_of
-from rose_compiler.frontend.scalars import TracedNumber, plain, traced_number
+from rose_compiler.frontend.scalars import TracedNumber, traced_number, untraced
+from rose_compiler.frontend.sizes import NAMES, Vary, read_by_torch, sizes_read
 from rose_compiler.ir import facts, functions
 from rose_compiler.ir.checks import check_valid
 
@@ -35,10 +36,14 @@ class Recorder(TorchFunctionMode):
 
     ``lifted`` are the tensors, by name, that the code may reach without being given them; those it
     uses become placeholders. ``out_of_place`` records in-place calls on tensors made inside as the
-    calls that compute the same out of place, where nobody else shares the memory.
+    calls that compute the same out of place, where nobody else shares the memory. Sizes that
+    ``vary`` are taken from operands, when other code than torch's reads them; ``sized``: whether it
+    did.
     """
 
-    def __init__(self, lifted: Mapping[str, torch.Tensor], *, out_of_place: bool) -> None:
+    def __init__(
+        self, lifted: Mapping[str, torch.Tensor], *, out_of_place: bool, vary: Vary = "none"
+    ) -> None:
         super().__init__()
         self.graph = fx.Graph()
         self.audit = Audit(self._stop)
@@ -46,9 +51,10 @@ class Recorder(TorchFunctionMode):
         self.draws: list[fx.Node] = []
         self.checks: list[fx.Node] = []
         self.pure = True
+        self.sized = False
         self.raised = ""  # a call that raised, which the code may have caught
         self.blocker: Blocker | None = None
-        self._out_of_place = out_of_place
+        self._out_of_place, self._vary = out_of_place, vary
         self._lifted = {id(t): name for name, t in reversed(list(lifted.items()))}
         self._lifted_tensors = lifted
         self._nodes: dict[int, tuple[Any, fx.Node]] = {}
@@ -172,7 +178,7 @@ class Recorder(TorchFunctionMode):
         if name in call_names.MODE_SWITCHES:
             return func(*args, **kwargs)
         if name == "__get__":
-            return self._property(func, args)
+            return self._property(func, args, sys._getframe(1))
         if name == "__bool__":
             return self._truth(args[0], sys._getframe(1))
         if name in call_names.REFUSED or name in ("__set__", "__delete__"):
@@ -182,20 +188,39 @@ class Recorder(TorchFunctionMode):
             raise self._stop(code, f"`{name.strip('_')}`: {why}")
         if name in call_names.METADATA:
             with self.audit.inside():
-                return func(*_plain(args), **_plain(kwargs))
+                result = func(*untraced(args), **untraced(kwargs))
+            return self._sizes(name, args, kwargs, result, sys._getframe(1))
         body = self._bodies.of(func)
         if body is not None:
             with self:
                 return body(*args, **kwargs)
         return self.record(func, name, args, kwargs)
 
-    def _property(self, func: Any, args: tuple[Any, ...]) -> Any:
+    def _sizes(self, name: str, args: Any, kwargs: Any, result: Any, frame: types.FrameType) -> Any:
+        """What a read of metadata gives."""
+        if name not in NAMES or read_by_torch(frame):
+            return result
+        self.sized = True
+        if self._vary == "none":
+            return result
+
+        def number(value: int, call: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+            node = self.emit(call, tuple(map(self.operand, given)))
+            facts.put(node, spec=spec_of(value))
+            return self.number(value, node)
+
+        found = sizes_read(name, args, untraced(kwargs), result, self._vary, number)
+        if found is None:
+            raise self._stop("host-read", "`len` of a tensor fixes its size, which may change")
+        return found
+
+    def _property(self, func: Any, args: tuple[Any, ...], frame: types.FrameType) -> Any:
         owner = func.__self__
         name = getattr(owner, "__name__", "") or getattr(owner.fget, "__name__", "")
         with self.audit.inside():
             result = func(*args)
         if not isinstance(result, torch.Tensor):
-            return result
+            return self._sizes(name, args, {}, result, frame)
         if name not in call_names.VIEW_PROPERTIES:
             raise self._stop("not-traceable", f"the attribute `{name}` of a tensor is read")
         self._adopt(result, self.emit(getattr, (self.operand(args[0]), name)))
@@ -225,7 +250,7 @@ class Recorder(TorchFunctionMode):
         self.check_generator()
         with self.audit.inside() as effects:
             try:
-                result = func(*_plain(args), **_plain(kwargs))
+                result = func(*untraced(args), **untraced(kwargs))
             except Exception:
                 # code that goes on from here would do so on some data and not on others
                 self.raised = name
@@ -357,19 +382,6 @@ class Recorder(TorchFunctionMode):
     def _mark_foreign(self, args: tuple[Any, ...], result: Any) -> None:
         if any(isinstance(a, np.ndarray) for a in args) and isinstance(result, torch.Tensor):
             self.audit.foreign.add(storage_key(result))
-
-
-def _plain(value: Any) -> Any:
-    """Arguments with ordinary numbers in place of traced ones."""
-    if isinstance(value, TracedNumber):
-        return plain(value)
-    if type(value) in (tuple, list):
-        return type(value)(_plain(v) for v in value)
-    if type(value) is dict:
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, slice):
-        return slice(_plain(value.start), _plain(value.stop), _plain(value.step))
-    return value
 
 
 def _device_offsets() -> tuple[int, ...]:

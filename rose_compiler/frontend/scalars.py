@@ -10,7 +10,10 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.fx as fx
+
+from rose_compiler.frontend.sizes import Sizes
 
 Emit = Callable[[Callable[..., Any], tuple[Any, ...]], fx.Node]
 Refuse = Callable[[str], BaseException]
@@ -51,6 +54,21 @@ def plain(value: Any) -> Any:
         return int.__int__(value)
     if isinstance(value, TracedFloat):
         return float.__float__(value)
+    return value
+
+
+def untraced(value: Any) -> Any:
+    """Arguments with ordinary numbers in place of traced ones."""
+    if isinstance(value, TracedNumber):
+        return plain(value)
+    if type(value) is Sizes:
+        return torch.Size(map(untraced, value))
+    if type(value) in (tuple, list):
+        return type(value)(untraced(v) for v in value)
+    if type(value) is dict:
+        return {k: untraced(v) for k, v in value.items()}
+    if isinstance(value, slice):
+        return slice(untraced(value.start), untraced(value.stop), untraced(value.step))
     return value
 
 

@@ -19,8 +19,8 @@ from rose_compiler.frontend.scalar import is_scalar
 
 Relation = dict[str, frozenset[str]]
 _Read = Callable[[Any], Any]
-#: Dtype, device and shape.
-Make = tuple[torch.dtype, torch.device, torch.Size]
+#: Dtype, device, whether gradients are taken for it, and shape.
+Make = tuple[torch.dtype, torch.device, bool, torch.Size]
 
 
 def relation_of(names: StateNames) -> Relation:
@@ -49,9 +49,9 @@ class Shared:
     was put in the place of another is compared with the memory of the others; anything else new is
     walked. Names that were not there at capture don't count: the program knows none of them.
 
-    A tensor must also keep its dtype and device. Its shape matters where a traced graph holds
-    numbers that were read from it; ``sized`` says for which states. Items of sequences, which have
-    no names of their own, are compared in nothing but their memory.
+    A tensor must also keep its dtype, device and ``requires_grad``. Its shape matters where a
+    traced graph holds numbers that were read from it; ``sized`` says for which states. Items of
+    sequences, which have no names of their own, are compared in nothing but their memory.
     """
 
     def __init__(self, names: StateNames) -> None:
@@ -64,7 +64,7 @@ class Shared:
     def look(self, names: StateNames) -> None:
         """Take the places for how they are now."""
         self._things: list[tuple[_Read, Any, Any]] = []
-        self._leaves: list[tuple[_Read, Any, int, int, Any, str]] = []
+        self._leaves: list[tuple[_Read, Any, int, int, Any, bool, str]] = []
         self._arrays: list[tuple[_Read, Any, np.ndarray, str]] = []
         self._lengths = [(value, len(value)) for value, _ in names.lengths]
         for read, key, name in names.slots:
@@ -87,7 +87,8 @@ class Shared:
         names = StateNames(dict(states))
         for name, made in _makes(names).items():
             if not self._fits(name, made):
-                return f"{name} changed from a {_told(self.makes[name])} to a {_told(made)}"
+                old = self.makes[name]
+                return f"{name} changed from a {_told(old, made)} to a {_told(made, old)}"
         found = self._of_known(names)
         if found == self.relation:
             self.look(names)
@@ -109,9 +110,9 @@ class Shared:
             for read, key, array, _ in self._arrays:
                 if read(key) is not array:
                     return False
-            for k, (read, key, identity, address, shape, _) in enumerate(self._leaves):
+            for k, (read, key, identity, address, shape, grad, _) in enumerate(self._leaves):
                 value = read(key)
-                same = id(value) == identity
+                same = id(value) == identity and _wanted(value) == grad
                 if not same or (address and (value.data_ptr() != address or value.shape != shape)):
                     moved.append(k)
             for n, (container, length) in enumerate(self._lengths):
@@ -161,7 +162,7 @@ class Shared:
     def _fits(self, name: str, made: Make) -> bool:
         """Whether what was captured is right for a tensor of this make."""
         before = self.makes.get(name, made)
-        return before[:2] == made[:2] and (before == made or name not in self.sized())
+        return before[:3] == made[:3] and (before == made or name not in self.sized())
 
     def _of_known(self, names: StateNames) -> Relation:
         found = relation_of(names)
@@ -186,16 +187,22 @@ def _makes(names: StateNames) -> dict[str, Make]:
 
 
 def _make(tensor: torch.Tensor) -> Make:
-    return tensor.dtype, tensor.device, tensor.shape
+    return tensor.dtype, tensor.device, _wanted(tensor), tensor.shape
 
 
-def _told(made: Make) -> str:
-    dtype, device, shape = made
-    return f"{str(dtype).removeprefix('torch.')} tensor of {tuple(shape)} on {device}"
+def _wanted(tensor: torch.Tensor) -> bool:
+    """Whether gradients are taken for a tensor itself: a frozen parameter may be thawed."""
+    return tensor.requires_grad and tensor.is_leaf
 
 
-def _mark(tensor: torch.Tensor) -> tuple[int, int, Any]:
-    """What is compared of a tensor: itself, where it starts, and its shape; an address of 0 where
-    it has no memory of its own."""
+def _told(made: Make, other: Make) -> str:
+    dtype, device, wanted, shape = made
+    grad = " that requires grad" if wanted and not other[2] else ""
+    return f"{str(dtype).removeprefix('torch.')} tensor of {tuple(shape)} on {device}{grad}"
+
+
+def _mark(tensor: torch.Tensor) -> tuple[int, int, Any, bool]:
+    """What is compared of a tensor: itself, where it starts, its shape, and whether gradients are
+    taken for it; an address of 0 where it has no memory of its own."""
     place = 0 if memory_range(tensor) is None else tensor.data_ptr()
-    return id(tensor), place, tensor.shape
+    return id(tensor), place, tensor.shape, _wanted(tensor)

@@ -25,11 +25,17 @@ import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.frontend.audit import Blocked, storage_key
-from rose_compiler.frontend.crosscheck import crosscheck, generator_states, set_generator_states
+from rose_compiler.frontend.crosscheck import (
+    crosscheck,
+    fixes_sizes,
+    generator_states,
+    set_generator_states,
+)
 from rose_compiler.frontend.host_calls import Attributes, HostCalls
-from rose_compiler.frontend.numbers import Mentions
+from rose_compiler.frontend.mentions import Mentions
 from rose_compiler.frontend.record import spec_of
 from rose_compiler.frontend.recorder import Recorder
+from rose_compiler.frontend.sizes import Vary
 from rose_compiler.ir import facts
 from rose_compiler.ir.contexts import entered
 from rose_compiler.ir.facts import Context, Spec
@@ -48,7 +54,8 @@ class Traced:
     are their types and ``output_aliases`` the placeholders they may share memory with. ``draws``
     and ``checks`` name the nodes that draw random numbers and that may raise for values. A graph
     that is not ``pure`` writes tensors it has made itself, so its nodes keep their order.
-    ``mentions`` is what the code that ran reads from Python objects.
+    ``mentions`` is what the code that ran reads from Python objects. ``sized``: whether other code
+    than torch's read a size, which the graph may hold.
     Call ``gm.forward(...)``: calling the module itself costs 2 µs more.
     """
 
@@ -63,6 +70,7 @@ class Traced:
     pure: bool
     contexts: tuple[Context, ...] = ()
     mentions: Mentions = field(default_factory=Mentions)
+    sized: bool = False
 
     @property
     def lifted(self) -> dict[str, str]:
@@ -80,6 +88,8 @@ def trace(
     contexts: tuple[Context, ...] = (),
     names: Sequence[str] | None = None,
     roots: Sequence[Any] = (),
+    vary: Vary = "none",
+    rows: bool = False,
 ) -> Traced | Blocker:
     """Trace ``fn(*example_args)`` under ``contexts``.
 
@@ -93,21 +103,56 @@ def trace(
         contexts: thread-local modes to call it under.
         names: names for the placeholders of the arguments; by default the parameters'.
         roots: objects that ``fn`` can reach; their Python attributes must come out unchanged.
+        vary: sizes of the arguments that may change. The graph then takes those that are read from
+            its operands, where it would else be wrong for others.
+        rows: whether to put to the test that the graph does for other numbers of rows too.
     """
+    found = _trace(fn, example_args, lifted, contexts, names, roots, "none", rows or vary != "none")
+    if isinstance(found, Traced):
+        if vary == "none" or (vary == "rows" and not found.sized):
+            return found
+    elif not isinstance(found, FixedSizes):
+        return found
+    again = "rows" if vary == "none" else vary
+    return _trace(fn, example_args, lifted, contexts, names, roots, again, True)
+
+
+@dataclass(frozen=True)
+class FixedSizes(Blocker):
+    """A graph is right for the sizes that it was traced with alone."""
+
+
+def _trace(
+    fn: Callable[..., Any],
+    example_args: Sequence[Any],
+    lifted: Mapping[str, torch.Tensor],
+    contexts: tuple[Context, ...],
+    names: Sequence[str] | None,
+    roots: Sequence[Any],
+    vary: Vary,
+    test_sizes: bool,
+) -> Traced | Blocker:
     attributes = Attributes(roots)
     with _generators_restored():
         traced: Traced | Blocker = Blocker("not-traceable", "no attempt was made")
         for out_of_place in (True, False):
-            traced = _record(fn, example_args, lifted, contexts, names, out_of_place)
+            traced = _record(fn, example_args, lifted, contexts, names, out_of_place, vary)
             if changed := attributes.restore():
                 return Blocker("not-pure", f"calling it changes `{changed}`")
             if isinstance(traced, Blocker):
                 return traced
             tensors = [lifted[a] for a in traced.arguments if isinstance(a, str)]
             wrong = crosscheck(fn, example_args, traced.gm, traced.arguments, tensors, contexts)
+            if wrong is None and test_sizes:
+                axes = (0, 1) if vary == "all" else (0,)
+                given = traced.gm, traced.arguments, tensors
+                if why := fixes_sizes(fn, example_args, *given, contexts, axes):
+                    wrong = FixedSizes("not-traceable", f"with other sizes of its inputs {why}")
             attributes.restore()
             if wrong is None:
                 return traced
+            if isinstance(wrong, FixedSizes):
+                return wrong
             if traced.pure and not out_of_place:
                 return wrong
             failed = wrong
@@ -121,10 +166,11 @@ def _record(
     contexts: tuple[Context, ...],
     names: Sequence[str] | None,
     out_of_place: bool,
+    vary: Vary,
 ) -> Traced | Blocker:
     names = _names(fn, len(example_args)) if names is None else names
     with entered(contexts), _other_generators() as others:
-        recorder = Recorder(lifted, out_of_place=out_of_place)
+        recorder = Recorder(lifted, out_of_place=out_of_place, vary=vary)
         inputs = Inputs(recorder)
         given = [
             inputs.add(n, v, i) for i, (n, v) in enumerate(zip(names, example_args, strict=True))
@@ -269,6 +315,7 @@ def _finish(
         draws=tuple(n.name for n in recorder.draws),
         checks=tuple(n.name for n in recorder.checks),
         pure=recorder.pure,
+        sized=recorder.sized,
         contexts=contexts,
     )
 

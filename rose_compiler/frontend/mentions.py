@@ -1,0 +1,108 @@
+"""What code that ran names: which attributes, keys and globals it may have read."""
+
+from __future__ import annotations
+
+import dis
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rose_compiler.frontend.scalar import is_scalar
+
+_ALL_KEYS = frozenset(("items", "values", "keys"))
+_BY_KEY = frozenset(("get", "pop", "setdefault"))
+_BY_NAME = frozenset(("getattr", "hasattr", "attrgetter"))
+_ANY_NAME = frozenset(("vars", "__dict__"))
+
+
+@dataclass
+class Mentions:
+    """What code that ran names: attributes that it reads, methods that it calls, keys and globals;
+    attributes whose absence it may have seen (``looked``); the code of functions that close over
+    numbers (``closed``)."""
+
+    attributes: set[str] = field(default_factory=set)
+    methods: set[str] = field(default_factory=set)
+    looked: set[str] = field(default_factory=set)
+    keys: set[str] = field(default_factory=set)
+    any_attribute: bool = False
+    any_key: bool = False
+    all_keys: bool = False  # of a dict that is gone through: one more has its effect
+    globals: dict[tuple[int, str], tuple[dict[str, Any], str]] = field(default_factory=dict)
+    free: dict[int, tuple[str, Any]] = field(default_factory=dict)
+    closed: set[types.CodeType] = field(default_factory=set)
+    _seen: set[types.CodeType] = field(default_factory=set)
+
+    def add(self, frame: types.FrameType) -> None:
+        """Take note of a function that is being called."""
+        code, space = frame.f_code, frame.f_globals
+        if code in self._seen:
+            return
+        self._seen.add(code)
+        for name in code.co_freevars:
+            value = frame.f_locals.get(name)
+            self.free.setdefault(id(value), (name, value))
+            if value is not None and (is_scalar(value) or isinstance(value, np.generic)):
+                self.closed.add(code)
+        self._instructions(code, space)
+        self._names(code)
+
+    def _instructions(self, code: types.CodeType, space: dict[str, Any]) -> None:
+        before: dis.Instruction | None = None
+        through = subscripts = False
+        for at in dis.get_instructions(code):
+            if at.opname == "LOAD_METHOD" or "NULL|self" in at.argrepr:
+                self.methods.add(at.argval)
+            elif at.opname == "LOAD_ATTR":
+                self.attributes.add(at.argval)
+            elif at.opname in ("LOAD_GLOBAL", "LOAD_NAME") and at.argval in space:
+                self.globals[id(space), at.argval] = space, at.argval
+            elif at.opname == "LOAD_CONST":
+                self.keys.update(_texts(at.argval))
+            constant = before is not None and before.opname == "LOAD_CONST"
+            spread = at.opname in ("CALL_FUNCTION_EX", "DICT_MERGE", "DICT_UPDATE")
+            # `cfg.get(k)`: the name of the method is followed by what it is called with
+            asked = _by_key(before) and at.opname != "LOAD_CONST"
+            subscript = at.opname == "BINARY_SUBSCR" and not constant
+            through, subscripts = through or at.opname == "GET_ITER", subscripts or subscript
+            self.all_keys |= spread or asked
+            self.any_key |= spread or asked or subscript
+            before = at
+        self.all_keys |= through and subscripts  # `for k in cfg: ... cfg[k]`
+
+    def _names(self, code: types.CodeType) -> None:
+        names = set(code.co_names)
+        through = bool(names & _ALL_KEYS)
+        self.all_keys, self.any_key = self.all_keys or through, self.any_key or through
+        if names & _BY_NAME:
+            texts = {c for c in code.co_consts if isinstance(c, str) and c.isidentifier()}
+            self.attributes |= texts
+            self.looked |= texts
+        built = any(at.opname == "BUILD_STRING" for at in dis.get_instructions(code))
+        self.any_attribute |= bool(names & _ANY_NAME) or (built and bool(names & _BY_NAME))
+
+    def key(self, key: Any) -> bool:
+        """Whether the item of a dict under this key may have been read."""
+        return self.any_key or not isinstance(key, str) or key in self.keys
+
+    def attribute(self, name: str, number: bool) -> bool:
+        """Whether an attribute of this name may have been read. A number is not called: a method
+        of the same name is that of something else."""
+        if name in self.attributes or (name in self.methods and not number):
+            return True
+        return self.any_attribute and not name.startswith("_")
+
+
+def _by_key(at: dis.Instruction | None) -> bool:
+    return at is not None and at.opname in ("LOAD_METHOD", "LOAD_ATTR") and at.argval in _BY_KEY
+
+
+def _texts(constant: Any) -> list[str]:
+    """The texts in a constant: itself, or those of a tuple that is gone through."""
+    if isinstance(constant, str):
+        return [constant]
+    if isinstance(constant, tuple | frozenset):
+        return [c for c in constant if isinstance(c, str)]
+    return []
