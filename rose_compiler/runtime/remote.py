@@ -87,7 +87,7 @@ class ShardLane:
         elif running is not None:
             # a shard can't be asked to wait for so long and no longer
             waiting = threading.Thread(
-                target=running.receive, name=f"rose {self.name} settling", daemon=True
+                target=running.settle, name=f"rose {self.name} settling", daemon=True
             )
             waiting.start()
             waiting.join(grace)
@@ -141,8 +141,16 @@ class ShardTask(Task):
         if limit is None or not hasattr(self.shard, "within"):
             return nullcontext()
         left = self.start + limit - perf_counter()
-        within: AbstractContextManager[None] = self.shard.within(max(left, min(limit, LEAST_S)))
+        within: AbstractContextManager[None] = self.shard.within(
+            max(left, min(limit, LEAST_S)), limit
+        )
         return within
+
+    def settle(self) -> None:
+        """As :meth:`receive`, of a shard that nobody goes on from."""
+        settling = getattr(self.shard, "settling", nullcontext)
+        with settling():
+            self.receive()
 
     def receive(self) -> None:
         """Take the result in, or what the step raised."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from rose_compiler.base import phases
@@ -11,6 +12,7 @@ from rose_compiler.base.errors import fail
 from rose_compiler.base.remarks import Remark
 from rose_compiler.runtime.hosts import ProcessHost
 from rose_compiler.runtime.hosts.child import bind_process
+from rose_compiler.runtime.hosts.host import within
 from rose_compiler.runtime.hosts.tape import ENDS
 from rose_compiler.sim import layout
 from rose_compiler.sim.body import Traits
@@ -120,12 +122,22 @@ class ProcessShard(HostedShard):
         self.host.kill()
         self.host = host = self._again()
         host.ready()
-        self._attach(host)
+        with within(host, self._again_s):
+            self._attach(host)
         self.timed(timed)
         self.batch_wrappers(at_once)
 
+    def restore(self, state: Any) -> None:
+        """Let the new process go on from this state."""
+        with within(self.host, self._again_s):
+            self.host.call("set_state", state)
+
     def repeat(self, entry: Asked) -> None:
         """Ask the new process once more: what is still waited for is only begun."""
+        with within(self.host, self._again_s):
+            self._repeat(entry)
+
+    def _repeat(self, entry: Asked) -> None:
         method = entry.method
         if method == "step":
             self._step(entry.actions)
@@ -151,7 +163,7 @@ class ProcessShard(HostedShard):
         try:
             begin()
         except ENDS as error:
-            tape.revive(error)  # which begins it again
+            self._revive(tape, error)  # which begins it again
         except BaseException:  # it has not begun, and nobody waits for it
             tape.drop(entry)
             raise
@@ -167,13 +179,20 @@ class ProcessShard(HostedShard):
             try:
                 value = wait()
             except ENDS as error:
-                tape.revive(error)
+                self._revive(tape, error)
             except Exception:
                 tape.drop(entry)
                 raise
             else:
                 entry.waiting = False
                 return value
+
+    def _revive(self, tape: ShardTape, error: BaseException) -> None:
+        if not self._revives:
+            raise error
+        tape.revive(error)
+        if self._until is not None and self._again_s is not None:
+            self._until = perf_counter() + self._again_s  # the time for the step begins anew
 
     def _note(self, error: BaseException) -> None:
         super()._note(error)

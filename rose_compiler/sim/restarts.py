@@ -119,7 +119,7 @@ class ShardTape(Tape):
         for entry in self._settings.values():
             self._shard.repeat(entry)
         if self._state is not None:
-            self._shard.host.call("set_state", self._state)
+            self._shard.restore(self._state)
         for entry in self.entries:
             self._shard.repeat(entry)
         return len(self.entries)

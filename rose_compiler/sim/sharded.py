@@ -230,13 +230,23 @@ class ShardedEnv(VectorEnv):
         return self.merge(collected)
 
     @contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
+    def within(self, seconds: float, again: float | None = None) -> Iterator[None]:
         """Wait for the shards' steps no longer than that from now on inside the block, for all of
-        them together, where they live in threads or processes."""
+        them together, where they live in threads or processes. A process that takes over has
+        ``again`` seconds, by default as many, for each thing that it is asked anew."""
         with ExitStack() as limits:
             for shard in self._shards:
                 if isinstance(shard, HostedShard):
-                    limits.enter_context(shard.within(seconds))
+                    limits.enter_context(shard.within(seconds, again))
+            yield
+
+    @contextmanager
+    def settling(self) -> Iterator[None]:
+        """Let no process take over from a shard's that ends inside the block."""
+        with ExitStack() as held:
+            for shard in self._shards:
+                if isinstance(shard, HostedShard):
+                    held.enter_context(shard.settling())
             yield
 
     def timed(self, on: bool) -> None:

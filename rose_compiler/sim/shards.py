@@ -286,6 +286,10 @@ class HostedShard(BaseShard):
         self.native_async = True
         self._ticket: Ticket | None = None
         self._until: float | None = None
+        self._again_s: float | None = (
+            None  # for what is asked once more of a process that took over
+        )
+        self._revives = True
 
     def invoke(self, method: str, *args: Any) -> Any:
         """Call a method of the body in its host."""
@@ -296,15 +300,29 @@ class HostedShard(BaseShard):
         self.host.close()
 
     @contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
+    def within(self, seconds: float, again: float | None = None) -> Iterator[None]:
         """Wait for steps no longer than that from now on, all waits inside the block together, if
-        the host is not less patient. An answer that has arrived by then is always taken in."""
-        before, until = self._until, perf_counter() + seconds
-        self._until = until if before is None else min(before, until)
+        the host is not less patient. An answer that has arrived by then is always taken in.
+
+        A process that takes over has ``again`` seconds, by default as many, for each thing that it
+        is asked anew.
+        """
+        before, until = (self._until, self._again_s), perf_counter() + seconds
+        self._until = until if self._until is None else min(self._until, until)
+        self._again_s = seconds if again is None else again
         try:
             yield
         finally:
-            self._until = before
+            self._until, self._again_s = before
+
+    @contextmanager
+    def settling(self) -> Iterator[None]:
+        """Let no process take over from one that ends inside the block: nobody goes on from it."""
+        before, self._revives = self._revives, False
+        try:
+            yield
+        finally:
+            self._revives = before
 
     def timed(self, on: bool) -> None:
         """Let steps from now on be timed, or not; not while one is under way."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import types
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,9 @@ from gymnasium.vector import AutoresetMode
 from sim_envs import Batch, Faulty, Maze, Mortal, Walk, drawing
 from sim_equal import assert_same
 
-from rose_compiler.base.errors import ConfigError, HostDied, RuntimeFault
+from rose_compiler.base.errors import ConfigError, HostDied, HostTimeout, RuntimeFault
 from rose_compiler.runtime.hosts import tape
+from rose_compiler.runtime.remote import ShardLane
 from rose_compiler.sim import ShardedEnv, states
 from rose_compiler.sim.process_shard import ProcessShard
 
@@ -192,6 +194,38 @@ class Keeper:
 
     def set_state(self, state: int) -> None:
         pass
+
+
+@pytest.mark.parametrize("settles", [False, True])
+def test_a_lane_s_limit_begins_anew_with_a_process_that_takes_over(
+    settles: bool, tmp_path: Path
+) -> None:
+    """The steps after the hung one take longer than reading an answer may."""
+    (tmp_path / "fault").touch()
+    fns = [partial(Napping, 0, "hang", 3, str(tmp_path / "fault"))]
+    env = ShardedEnv.split(fns, shards=1, hosts="process", recover=True)
+    env.reset(seed=0)
+    (shard,) = env.shards()
+    lane = ShardLane("shard:0", timeout=0.5)
+    lane.step(0, shard, actions(0, 1)).wait()
+    lane.step(0, shard, actions(1, 1)).wait()
+    task = lane.step(0, shard, actions(2, 1))
+    if settles:
+        assert lane.settle(30.0)
+        assert isinstance(task.error, HostTimeout)
+        assert env.rose_remarks == []
+    else:
+        task.wait()
+        assert {remark.code for remark in env.rose_remarks} == {"revived"}
+    env.close()
+
+
+class Napping(Mortal):
+    """Takes a while over a step."""
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.1)
+        return super().step(action)
 
 
 def test_a_step_that_always_ends_its_process_is_an_error(tmp_path: Path) -> None:
