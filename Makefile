@@ -22,7 +22,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 # what needs one core only, beside the tests of threads, processes and whole trainings
-ALONE := tests/testing tests/ir tests/passes tests/frontend tests/loops
+ALONE := tests/testing tests/ir tests/passes tests/frontend tests/loops tests/codegen tests/tune
 
 test: lint
 	@$(BIN)/python -m pytest -q $(ALONE) > .pytest-alone.log 2>&1 & alone=$$!; \

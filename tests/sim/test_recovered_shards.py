@@ -75,7 +75,7 @@ def test_every_way_of_beginning_episodes_anew(mode: AutoresetMode) -> None:
         assert_same(found, expected)
         done = found[2] | found[3]
         if mode is AutoresetMode.DISABLED and done.any():
-            if step > 7:
+            if 7 < step < 10:
                 os.kill(pids(env)[0], signal.SIGKILL)
             again = [one.reset(options={"reset_mask": done.copy()}) for one in (env, same)]
             assert_same(*again)

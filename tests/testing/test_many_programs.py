@@ -20,10 +20,10 @@ pytestmark = pytest.mark.timeout(900)
 #: How many programs of each kind, and what passes or schedules must do to them at the least.
 SUITE: dict[str, tuple[int, dict[str, int]]] = {
     "nests": (
-        900,
+        800,
         {"canonicalize": 1, "hoist": 1, "late": 1, "moves": 1},
     ),
-    "lanes": (480, {"lanes": 1, "stages": 1}),
+    "lanes": (420, {"lanes": 1, "stages": 1}),
     "rollouts": (
         380,
         {
