@@ -74,7 +74,7 @@ def healed(device: str = "cuda") -> Line:
     try:
         one.capture(lambda: [x * float(x.sum())])
     except Exception as error:
-        why = str(error).splitlines()[0]
+        why = str(error).split("\n")[0]
     else:
         return Line(name, "fail", "what the host waits for was captured")
     main = torch.cuda.current_stream() == torch.cuda.default_stream()

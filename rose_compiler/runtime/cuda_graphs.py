@@ -100,7 +100,8 @@ class Cuda:
                 finally:
                     graph.capture_end()
         except Exception as error:
-            self.broken = f"a capture has failed before: {str(error).strip().splitlines()[0]}"
+            first = str(error).strip().split("\n")[0]  # which may be empty
+            self.broken = f"a capture has failed before: {first}"
             _healed()
             raise
         main.wait_stream(side)
