@@ -28,10 +28,13 @@ from rose_compiler.base.errors import QuotaError, RoseError
 from rose_compiler.base.machine import detect_cpu
 from rose_compiler.base.quota import COORDINATOR, SHARDS, QuotaPlan
 from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
+from rose_compiler.runtime.hosts.moving import starts_with
 from rose_compiler.runtime.quotas.cores import AppliedCores, Cores
 from rose_compiler.runtime.quotas.moves import move
 
 PASS = "quota"
+#: Who gives variables to processes here, beside others.
+BY = "cores"
 _LANE = "host:"
 _AGAIN = (
     "iterations have changed their length for good: operations are measured anew, and cores planned"
@@ -56,6 +59,9 @@ class CoreQuotas:
         self._before: dict[str, tuple[Any, frozenset[int]]] = {}
         self._fixed: dict[str, Any] = {}  # whose threads are counted as their libraries are loaded
         self._renewed: set[tuple[str, int]] = set()
+        self._counted: list[
+            Any
+        ] = []  # components whose next process has a thread count as variable
         self._told: set[tuple[tuple[str, int], ...]] = set()
 
     # -- finding -----------------------------------------------------------------------------------
@@ -220,7 +226,12 @@ class CoreQuotas:
     def _bind(self, name: str, component: Any, cores: frozenset[int], count: int) -> None:
         self._before[name] = component, frozenset(os.sched_getaffinity(component.pid))
         lane = name.rpartition(" ")[0]
-        if not component.rose_limit(cores, count) and (lane, count) not in self._renewed:
+        if component.rose_limit(cores, count):
+            return
+        assert self._applied is not None
+        starts_with(component, self._applied.environment(lane), BY)  # whenever another takes over
+        self._counted.append(component)
+        if (lane, count) not in self._renewed:
             self._fixed[lane] = component
 
     def renew(self) -> None:
@@ -233,7 +244,7 @@ class CoreQuotas:
             return
         self._renewed |= {(lane, len(applied.cores[lane])) for lane in fixed}
         environments = {lane: applied.environment(lane) for lane in fixed}
-        self._log.extend(move(fixed, environments, applied.started))
+        self._log.extend(move(fixed, environments, BY, applied.started))
 
     def tell(self, decision: Decision, blocker: Blocker) -> None:
         """Say once that a schedule runs without its quotas."""
@@ -244,6 +255,9 @@ class CoreQuotas:
     def release(self) -> None:
         """Let every process have its cores and threads back."""
         before, self._before = self._before, {}
+        counted, self._counted = self._counted, []
+        for component in counted:
+            starts_with(component, {}, BY)
         self._fixed = {}  # of the schedule that was bound
         self._applied, self._key = None, ()
         for component, cores in before.values():

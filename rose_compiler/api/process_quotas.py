@@ -30,6 +30,8 @@ from rose_compiler.runtime.quotas.moves import move
 from rose_compiler.tune.blocks import Blocks
 
 PASS = "quota"
+#: Who gives variables to processes here, beside others.
+BY = "sms"
 
 
 @dataclass
@@ -140,9 +142,9 @@ class ProcessQuotas:
         held = {lane: self._moved[lane] for lane, given in self._given.items() if given}
         self._given = {}
         if held:
-            self._note(move(held, {lane: {} for lane in held}))
+            self._note(move(held, {lane: {} for lane in held}, BY))
         for component in held.values():  # those that could not be moved too
-            starts_with(component, {})
+            starts_with(component, {}, BY)
         applied, self._applied, self._holds = self._applied, None, None
         if applied is not None:
             with suppress(QuotaError, OSError):
@@ -160,7 +162,7 @@ class ProcessQuotas:
                 applied.close()
             self.plan, self._trial, self._done = None, None, True
             for lane in self._given:  # a process that takes over has no quota
-                starts_with(self._moved[lane], {})
+                starts_with(self._moved[lane], {}, BY)
             self._missed(f"quotas have gone: {error.what}", error.help)
 
     def _begun(self, objects: dict[str, Any], plan: Callable[[], QuotaPlan]) -> _Trial | None:
@@ -194,7 +196,7 @@ class ProcessQuotas:
         anew = {n: e for n, e in environments.items() if e != self._given.get(n, {})}
         pids = {lane: trial.parts[lane].pid for lane in anew}
         started = _nothing if plan is None or self._applied is None else self._applied.started
-        missed = move({lane: trial.parts[lane] for lane in anew}, anew, started)
+        missed = move({lane: trial.parts[lane] for lane in anew}, anew, BY, started)
         self._note(missed)
         for lane, environment in anew.items():
             if trial.parts[lane].pid != pids[lane]:

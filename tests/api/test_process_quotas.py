@@ -21,6 +21,7 @@ from rose_compiler.base.machine import load_machine
 from rose_compiler.base.quota import QuotaPlan
 from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.runtime.hosts.hosted import Hosted
+from rose_compiler.runtime.hosts.moving import starts_with
 from rose_compiler.runtime.quotas import Device, MpsPercentage
 from tests.runtime.quotas.fake_mps import Fake
 from tests.runtime.quotas.parts import Counter, Plain, Stuck
@@ -202,6 +203,11 @@ def iteration(sim: Any, x: Any, log: list[Any]) -> float:
 def test_training_goes_on_when_the_daemon_has_gone(fake: Fake, parts: dict[str, Hosted]) -> None:
     quotas, log = driven(fake, parts, 0.5)
     sim = parts["sim"]
+    starts_with(sim, {"OMP_NUM_THREADS": "1"}, "cores")
+    sim.restart()
+    assert sim.seen(PERCENT) == str(PLAN.percentage("host:sim")), "the plan in force"
+    assert sim.seen("OMP_NUM_THREADS") == "1"
+    sim.step()
     sim.rose_guard(stateless=False)
     sim.rose_boundary()
     os.kill(sim.pid, signal.SIGKILL)
@@ -217,6 +223,7 @@ def test_training_goes_on_when_the_daemon_has_gone(fake: Fake, parts: dict[str, 
     assert sim.step() == 2
     os.kill(sim.pid, signal.SIGKILL)
     assert sim.seen(PERCENT) is None, "there is nothing left to rest on"
+    assert sim.seen("OMP_NUM_THREADS") == "1", "its threads are another matter"
     quotas.release()
     assert sim.step() == 3
 

@@ -348,7 +348,7 @@ def test_a_component_that_was_moved_is_brought_back_from_where_it_went() -> None
         far.publish({"w": np.full(1, 5.0)})
         far.rose_boundary()
         far.train()
-        moving.take_over(far, moving.successor(far, {}))
+        moving.take_over(far, moving.successor(far, {}, "sms"))
         far.train()
         killed(far)
         assert far.train().tolist() == [8.0]
@@ -387,18 +387,21 @@ def test_a_move_takes_state_and_parameters_along() -> None:
         far.add(np.ones(3))
         pid = far.pid
         assert moving.movable(far)
-        moving.take_over(far, moving.successor(far, {"ROSE_MARK": "second", "ROSE_NEW": "1"}))
+        given = {"ROSE_MARK": "second", "ROSE_NEW": "1"}
+        moving.take_over(far, moving.successor(far, given, "sms"))
         assert far.pid != pid
         assert not Path(f"/proc/{pid}").exists()
         assert far.add(np.ones(3)).tolist() == [4.0] * 3
         assert (far.variable("ROSE_MARK"), far.variable("ROSE_NEW")) == ("second", "1")
+        moving.starts_with(far, {"ROSE_OTHER": "there"}, "cores")
         far.restart()  # where it lives now counts
-        assert far.variable("ROSE_MARK") == "second"
-        moving.take_over(far, moving.successor(far, {}))
+        assert (far.variable("ROSE_MARK"), far.variable("ROSE_OTHER")) == ("second", "there")
+        moving.take_over(far, moving.successor(far, {}, "sms"))
         assert (far.variable("ROSE_MARK"), far.variable("ROSE_NEW")) == ("first", None)
+        assert far.variable("ROSE_OTHER") == "there", "somebody else gave it"
     with hosted(Stubborn) as far:
         far.add(np.ones(3))
-        other = moving.successor(far, {})
+        other = moving.successor(far, {}, "sms")
         with pytest.raises(ValueError, match="not this state"):
             moving.take_over(far, other)
         other.close()
@@ -411,7 +414,7 @@ def test_what_a_move_takes_along_is_newer_than_the_parameters() -> None:
     with hosted(Tuner) as far:
         far.publish({"w": np.full(1, 5.0)})
         assert far.train().tolist() == [6.0]
-        moving.take_over(far, moving.successor(far, {}))
+        moving.take_over(far, moving.successor(far, {}, "sms"))
         assert far.train().tolist() == [7.0]
         far.publish({"w": np.full(1, 1.0)})
         assert far.train().tolist() == [2.0]

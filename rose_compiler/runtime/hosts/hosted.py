@@ -56,6 +56,7 @@ class Hosted:
         self.timeout = timeout
         self.rose_stateless = False  # nothing is lost with its process but time
         self._start = self._first = start  # now, and before any quota
+        self._extra: dict[str, dict[str, str]] = {}  # variables of its process, by who gave them
         self._threads: int | None = None  # of torch's operations, by a quota
         #: What could not be had, for ``explain()``.
         self.rose_remarks: list[Remark] = []

@@ -10,7 +10,7 @@ from typing import Any
 from rose_compiler.runtime.hosts.hosted import Hosted
 
 #: What a component has of its host.
-_OF_HOST = ("_start", "_memory", "_known", "_places", "_count", "_host")
+_OF_HOST = ("_start", "_extra", "_memory", "_known", "_places", "_count", "_host")
 
 
 def movable(component: Hosted) -> bool:
@@ -18,24 +18,32 @@ def movable(component: Hosted) -> bool:
     return component.rose_stateless or component.rose_offers("get_state", "set_state")
 
 
-def successor(component: Hosted, environment: Mapping[str, str]) -> Hosted:
-    """A component anew, in a process that has these variables besides its first ones. It starts at
+def successor(component: Hosted, environment: Mapping[str, str], by: str) -> Hosted:
+    """A component anew, in a process that has the variables of :func:`starts_with`. It starts at
     once, and nothing waits for it yet. ``component`` lives in a process."""
-    start = partial(component._start, environment=_variables(component, environment))
+    given = {**component._extra, by: dict(environment)}
+    start = partial(component._start, environment=_variables(component, given))
     made = Hosted(start, component.name, component.timeout, component.rose_threads)
-    made._first = component._first
+    made._first, made._extra = component._first, given
     return made
 
 
-def starts_with(component: Hosted, environment: Mapping[str, str]) -> None:
-    """Let a process that takes over later have these variables besides its first ones. The one that
-    runs keeps what it has."""
-    component._start = partial(component._start, environment=_variables(component, environment))
+def starts_with(component: Hosted, environment: Mapping[str, str], by: str) -> None:
+    """Let a process that takes over later have these variables besides its first ones and those
+    that others than ``by`` gave it: quotas of cores and of SMs come from different sides. They take
+    the place of what ``by`` gave before. The process that runs keeps what it has."""
+    component._extra = {**component._extra, by: dict(environment)}
+    component._start = partial(
+        component._start, environment=_variables(component, component._extra)
+    )
 
 
-def _variables(component: Hosted, environment: Mapping[str, str]) -> dict[str, str]:
+def _variables(component: Hosted, given: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     first: Any = component._first  # a partial of ProcessHost
-    return {**first.keywords["environment"], **environment}
+    found = dict(first.keywords["environment"])
+    for environment in given.values():
+        found |= environment
+    return found
 
 
 def take_over(component: Hosted, other: Hosted) -> None:

@@ -19,9 +19,11 @@ from rose_compiler.runtime.hosts.hosted import Hosted
 def move(
     components: Mapping[str, Hosted],
     environments: Mapping[str, Mapping[str, str]],
+    by: str,
     started: Callable[[str, int], None] = lambda lane, pid: None,
 ) -> list[Remark]:
     """Move components, by lane, to processes that have these variables too; what was not done.
+    What others than ``by`` gave them stays.
 
     The new processes start side by side, and ``started(lane, pid)`` is told of each. Who can't be
     moved, or whose new process fails, stays as it was: nothing that a component has done is lost.
@@ -41,7 +43,7 @@ def move(
                     )
                 )
                 continue
-            made[lane] = moving.successor(component, environment)
+            made[lane] = moving.successor(component, environment, by)
             started(lane, made[lane].pid)
         except (RoseError, OSError) as error:
             missed.append(_stays(lane, error))
