@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from rose_compiler.base.spanlog import SpanLog
+from rose_compiler.runtime.held import Held, inside, tensors
 from rose_compiler.runtime.lanes import Item, Task, ThreadLane, ThreadTask, whole_step
 
 
@@ -38,6 +39,9 @@ class Streams(Protocol):
 
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:
         """Do not reuse the tensor's memory before what was issued to the stream so far is done."""
+
+    def happened(self, event: Any) -> bool:
+        """Whether an event has happened, as far as the host can tell without waiting."""
 
     def synchronize(self, stream: Any) -> None:
         """Block until the stream is idle."""
@@ -74,20 +78,11 @@ class TorchStreams:
         if tensor.device.type == self.device.type and not self._synchronous:
             tensor.record_stream(stream)
 
+    def happened(self, event: torch.Event) -> bool:
+        return self._synchronous or event.query()
+
     def synchronize(self, stream: torch.Stream) -> None:
         stream.synchronize()
-
-
-def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a value: itself, or inside tuples, lists and dicts."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors(item)
 
 
 @contextmanager
@@ -120,6 +115,7 @@ class StreamLane:
         self.failed: list[Task] = []
         self.skipped: list[Task] = []
         self.spans: SpanLog | None = None
+        self._held = Held()
         self.submitted = self.awaited = 0  # tasks so far, and of those up to the last awaited one
 
     def submit(self, site: int, fn: Callable[..., Any], *args: Any) -> Task:
@@ -137,6 +133,7 @@ class StreamLane:
             for tensor in tensors(given):
                 streams.keep(tensor, stream)
             task.event = streams.record(stream)
+            self._held.given(given, task.event, streams)
         if self.spans is not None:  # the time to issue it; the device's own is the profiler's
             name = getattr(fn, "__name__", None) or type(fn).__name__
             self.spans.note((name, self.name, start, perf_counter(), site, None, None, None))
@@ -151,10 +148,12 @@ class StreamLane:
         if self.awaited < self.submitted:
             self.streams.synchronize(self.stream)
             self.awaited = self.submitted
+        self._held.release()
         return True
 
     def close(self) -> None:
         self.streams.synchronize(self.stream)
+        self._held.release()
 
 
 class StreamTask(Task):
@@ -194,6 +193,7 @@ class DeviceThreadLane(ThreadLane):
         super().__init__(name, threads=threads, timeout=timeout)
         self.streams = streams
         self.stream = streams.stream(0)
+        self.held = Held()
 
     def task(self, site: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> ThreadTask:
         return DeviceTask(self, site, fn, args)
@@ -204,6 +204,7 @@ class DeviceThreadLane(ThreadLane):
             return False
         if isinstance(last, DeviceTask) and not last.crossed:
             self.streams.synchronize(self.stream)
+        self.held.release()
         return True
 
 
@@ -231,6 +232,7 @@ class DeviceTask(ThreadTask):
                 for tensor in tensors(given):
                     streams.keep(tensor, stream)
                 self.event = streams.record(stream)
+                lane.held.given(given, self.event, streams)
 
         self.fn = on_stream
 
@@ -241,7 +243,10 @@ class DeviceTask(ThreadTask):
             assert isinstance(lane, DeviceThreadLane)
             current = lane.streams.current()
             lane.streams.wait(current, self.event)
-            for tensor in tensors(value):
+            found, whole = inside(value)
+            for tensor in found:
                 lane.streams.keep(tensor, current)
+            if not whole:
+                lane.held.made(value)
             self.crossed = True
         return value

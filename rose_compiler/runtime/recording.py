@@ -98,6 +98,9 @@ class RecordingStreams(TorchDispatchMode):
     def keep(self, tensor: torch.Tensor, stream: int) -> None:
         self._of(tensor).kept.add(stream)
 
+    def happened(self, event: Clock) -> bool:
+        return all(self._host.get(stream, 0) >= then for stream, then in event.items())
+
     def synchronize(self, stream: int) -> None:
         _merge(self._host, self._clocks[stream])
 

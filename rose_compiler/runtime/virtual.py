@@ -122,6 +122,10 @@ class VirtualDevice:
     def keep(self, tensor: torch.Tensor, stream: str) -> None:
         """Nothing: kernels touch no memory."""
 
+    def happened(self, event: VirtualEvent) -> bool:
+        """Whether an event has happened."""
+        return event.happened
+
     def synchronize(self, stream: str) -> None:
         """Block until the stream is idle."""
         self.reach(self.record(stream))

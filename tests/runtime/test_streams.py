@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from rose_compiler.runtime.events import StreamLane, TorchStreams, tensors
-from rose_compiler.runtime.lanes import ThreadLane
+from rose_compiler.runtime.events import DeviceThreadLane, StreamLane, TorchStreams
+from rose_compiler.runtime.held import Held, inside, opaque, tensors
+from rose_compiler.runtime.lanes import ThreadLane, ThreadTask
 from rose_compiler.runtime.recording import RaceFound, RecordingStreams
 from rose_compiler.runtime.support import Runtime
 
@@ -202,3 +206,102 @@ def test_a_lane_is_lent_another_stream_between_two_runs() -> None:
     runtime.on("meta")  # the streams are somebody's own, so the device is theirs
     assert runtime.lane("stream:b").stream == lent  # type: ignore[attr-defined]
     runtime.close()
+
+
+def object_given(streams: RecordingStreams, kind: Callable[..., Any]) -> None:
+    """A lane reads what an object holds; the coordinator lets go of that, and allocates."""
+    lane = kind("a", streams)
+
+    def work(box: SimpleNamespace) -> None:
+        with streams:
+            box.x.neg()
+
+    with streams:
+        box = SimpleNamespace(x=torch.ones(4))
+        task = lane.submit(0, work, box)
+        if isinstance(task, ThreadTask):
+            task.arrived(None)  # all is issued, and nobody's stream waits for it
+        del box
+        torch.zeros(4)
+        lane.settle(None)
+        torch.zeros(4)
+    lane.close()
+
+
+def object_made(streams: RecordingStreams, wrap: Callable[[torch.Tensor], Any]) -> None:
+    """The coordinator reads what an object holds that a thread made, and lets go of it, while the
+    thread has more to do."""
+    lane, go = DeviceThreadLane("a", streams), threading.Event()
+
+    def make() -> Any:
+        with streams:
+            return wrap(torch.ones(4))
+
+    def more() -> None:
+        go.wait()
+        with streams:
+            torch.zeros(4)
+
+    with streams:
+        task = lane.submit(0, make)
+        made = task.wait()
+        following = lane.submit(1, more)
+        (made() if callable(made) else made.x).neg()
+        del made, task
+        go.set()
+        following.wait()
+        lane.settle(None)
+        lane.submit(2, more).wait()
+    lane.close()
+
+
+@pytest.mark.parametrize(
+    ("run", "how"),
+    [
+        (object_given, StreamLane),
+        (object_given, DeviceThreadLane),
+        (object_made, lambda x: SimpleNamespace(x=x)),
+        (object_made, lambda x: lambda: x),
+    ],
+    ids=["given to a stream", "given to a thread", "made by a thread", "made, and closed"],
+)
+def test_what_an_object_holds_is_not_let_go_early(
+    run: Callable[..., None], how: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = RecordingStreams()
+    run(streams, how)
+    streams.check()
+    monkeypatch.setattr(Held, "given", lambda *_: None)
+    monkeypatch.setattr(Held, "made", lambda *_: None)
+    monkeypatch.setattr("rose_compiler.runtime.events.inside", lambda value: ([], True))
+    streams = RecordingStreams()
+    run(streams, how)
+    with pytest.raises(RaceFound, match="without record_stream"):
+        streams.check()
+
+
+def test_what_is_held_is_let_go_when_the_stream_is_through() -> None:
+    held, happened = Held(), set[int]()
+    streams: Any = SimpleNamespace(happened=happened.__contains__)
+    held.given([SimpleNamespace(), torch.ones(1), 3, [{"x": None}]], 1, streams)
+    assert [len(kept) for _, kept in held._given] == [1]
+    held.given([torch.ones(1)], 2, streams)
+    assert len(held._given) == 1
+    happened.add(1)
+    held.given([], 3, streams)
+    assert not held._given
+
+
+def test_objects_are_looked_into_as_far_as_that_goes() -> None:
+    x, y = torch.zeros(1), torch.ones(1)
+    normal = torch.distributions.Normal(x, y, validate_args=False)
+    assert {id(t) for t in inside([normal, {"n": 3}])[0]} >= {id(x), id(y)}
+    deep = SimpleNamespace(a=SimpleNamespace(b=(x, {"c": y})))
+    found, whole = inside(deep)
+    assert (len(found), whole) == (2, True)
+    assert not inside(lambda: x)[1]
+    assert not inside(torch.nn.Linear(1, 1))[1]
+    assert not inside([SimpleNamespace(k=k) for k in range(2000)])[1]
+    assert [opaque(v) for v in (x, (x, [1.0]), {"a": x}, deep, torch.Size([1]))] == [
+        *(False, False, False, True, False)
+    ]
