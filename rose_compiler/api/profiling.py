@@ -150,6 +150,17 @@ class Instrumented:
         """What was measured in the last iteration."""
         return summarize(self.timelines[-1:], self.iteration_s[-1:], self.machine)
 
+    @property
+    def typical(self) -> Profile:
+        """The iteration whose time is the median, by itself (of two in the middle the shorter one).
+
+        What its operations took adds up to what it took. Means over several iterations do not add
+        up to their median: one that was disturbed is in all of the means.
+        """
+        order = sorted(range(len(self.iteration_s)), key=self.iteration_s.__getitem__)
+        k = order[(len(order) - 1) // 2]
+        return summarize(self.timelines[k : k + 1], self.iteration_s[k : k + 1], self.machine)
+
 
 class Profiling:
     """The profiled iterations of one unit.
@@ -218,7 +229,7 @@ class Profiling:
         """The cost model of the schedule that was profiled last."""
         last = self.last
         assert last.plan is not None
-        return CostModel.of(last.plan, last.program, last.profile, last.machine)
+        return CostModel.of(last.plan, last.program, last.typical, last.machine)
 
     def remarks(self, *, pipelined: bool) -> list[Remark]:
         """What bounds the trips of loops in the schedule that was profiled last, of pipelined loops

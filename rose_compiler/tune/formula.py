@@ -185,13 +185,15 @@ class _Maker:
             graph.add_edge(position, ring[(position + 1) % len(ring)],
                            distance=int(position + 1 == len(ring)))  # fmt: skip
             if step.what == "submit":
-                task = f"task {step.key}"
+                task, launch = f"task {step.key}", f"launch {step.key}"
                 cost, name = self.costs[step.key], self._name(step.key)
-                late = max(0.0, cost.launch_s - cost.submit_s)
-                expr = self._value(name, cost.run_s) + self._value(f"launch {name}", late)
-                parts[task] = expr, cost.run_s + late
+                parts[task] = self._value(name, cost.run_s), cost.run_s
+                parts[launch] = self._value(f"launch {name}", cost.launch_s), cost.launch_s
                 graph.add_node(task, lane=step.lane)
-                graph.add_edge(position, task, distance=0)
+                graph.add_node(launch, lane=step.lane)
+                # it may begin before the coordinator is back from handing it over
+                graph.add_edge(ring[position - 1], launch, distance=int(position == 0))
+                graph.add_edge(launch, task, distance=0)
                 if step.lane in last:
                     graph.add_edge(last[step.lane], task, distance=0)
                 first.setdefault(step.lane, task)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from rose_compiler.base.profile import OpTime, Profile
+from rose_compiler.base.profile import OpTime, Profile, Span, Timeline
 
 #: Wall times of an operation that are kept one by one.
 SAMPLES = 64
@@ -62,14 +62,24 @@ class Nest:
 
 
 @dataclass(frozen=True)
+class HandOver:
+    """Seconds that one run on another lane adds: the coordinator's for handing it over, from the
+    begin of that to its own begin, and the coordinator's for taking it in once it is there."""
+
+    submit_s: float
+    launch_s: float
+    receive_s: float
+
+
+@dataclass(frozen=True)
 class Cost:
     """Seconds of one operation each time it runs, on cores that it has for itself.
 
     ``run_s`` is its wall time and ``work_s`` the core seconds spent on it. For one on another lane,
     ``submit_s`` and ``receive_s`` are the coordinator's, and ``launch_s`` is how long after the
     begin of handing it over it begins. ``varies`` are its wall times one after the other, in units
-    of ``run_s``: two that wait for each other take the longer of both every time, which is more
-    than the longer mean.
+    of ``run_s``, and ``handed`` what it took to hand it over each time: two that wait for each
+    other take the longer of both every time, which is more than the longer mean.
     """
 
     run_s: float
@@ -78,10 +88,17 @@ class Cost:
     receive_s: float = 0.0
     launch_s: float = 0.0
     varies: tuple[float, ...] = ()
+    handed: tuple[HandOver, ...] = ()
 
     def run_of(self, trip: int) -> float:
         """Its wall time in one trip."""
         return self.run_s * self.varies[trip % len(self.varies)] if self.varies else self.run_s
+
+    def handed_in(self, trip: int) -> HandOver:
+        """What it takes to hand it over and to take it in, in one trip."""
+        if self.handed:
+            return self.handed[trip % len(self.handed)]
+        return HandOver(self.submit_s, self.launch_s, self.receive_s)
 
     @property
     def demand(self) -> float:
@@ -105,19 +122,23 @@ class Costs(Mapping[str, Cost]):
 
     @classmethod
     def of(cls, profile: Profile) -> Costs:
-        """As profiled."""
-        runs: dict[str, list[float]] = {}
-        for span in () if profile.timeline is None else profile.timeline.spans:
-            runs.setdefault(span.op, []).append(span.duration_s)
+        """As profiled: means, and how they varied over the trips of the iteration whose timeline
+        is there."""
+        line = profile.timeline or Timeline()
+        free = _free(line.spans)
+        runs, waits, submits = (_by_op(s) for s in (line.spans, line.waits, line.handoffs))
         found = {}
         for times in profile.ops:
-            # evenly over the iteration: they stand for all trips where only some are simulated
             all_ = runs.get(times.op, [])
-            step = max(1, len(all_) // SAMPLES)
-            seen = all_[::step][:SAMPLES]
-            mean = sum(seen) / len(seen) if seen else 0.0
-            varies = tuple(s / mean for s in seen) if mean > 0 else ()
-            found[times.op] = replace(Cost.of(times), varies=varies)
+            spans = _some(all_)
+            mean = sum(s.duration_s for s in spans) / len(spans) if spans else 0.0
+            varies = tuple(s.duration_s / mean for s in spans) if mean > 0 else ()
+            handed: tuple[HandOver, ...] = ()
+            issued, awaited = submits.get(times.op, []), waits.get(times.op, [])
+            if len(all_) == len(issued) == len(awaited):
+                trips = zip(spans, _some(issued), _some(awaited), strict=True)
+                handed = tuple(_handed(s, i, w, free[id(s)]) for s, i, w in trips)
+            found[times.op] = replace(Cost.of(times), varies=varies, handed=handed)
         return cls(found)
 
     def __getitem__(self, key: str) -> Cost:
@@ -128,3 +149,33 @@ class Costs(Mapping[str, Cost]):
 
     def __len__(self) -> int:
         return len(self.by_key)
+
+
+def _by_op(spans: Iterable[Span]) -> dict[str, list[Span]]:
+    found: dict[str, list[Span]] = {}
+    for span in spans:
+        found.setdefault(span.op, []).append(span)
+    return found
+
+
+def _some(spans: Sequence[Span]) -> Sequence[Span]:
+    """:data:`SAMPLES` of them at most, evenly over the iteration: they stand for all trips where
+    only some are simulated."""
+    return spans[:: max(1, len(spans) // SAMPLES)][:SAMPLES]
+
+
+def _free(spans: Iterable[Span]) -> dict[int, float]:
+    """Since when its lane was free as each span began, by ``id``."""
+    ends: dict[str, float] = {}
+    found = {}
+    for span in sorted(spans, key=lambda s: s.start_s):
+        found[id(span)] = min(ends.get(span.lane, float("-inf")), span.start_s)
+        ends[span.lane] = span.end_s
+    return found
+
+
+def _handed(span: Span, issued: Span, awaited: Span, free_s: float) -> HandOver:
+    """How one run was handed over to a lane, free since ``free_s``, and taken in."""
+    began = max(issued.start_s, free_s)
+    received = awaited.end_s - max(awaited.start_s, span.end_s)
+    return HandOver(issued.duration_s, max(0.0, span.start_s - began), max(0.0, received))

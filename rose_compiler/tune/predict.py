@@ -3,9 +3,10 @@
 A body whose coordinator does everything takes the sum of it. One that hands work to lanes is
 simulated trip by trip (:func:`rose_compiler.base.machine.simulate`): the coordinator is a lane of
 its own, handing over and taking in cost it time, lanes run in order, and all share the cores. Where
-the single times of an operation are known, trips take these one after the other, since who waits
-for two waits for the longer one. Inner loops are simulated by themselves and take their time in the
-body around them. After :data:`TRIPS` trips a loop goes on as in its last half.
+the single times of an operation, and of handing it over, are known, trips take these one after the
+other, since who waits for two waits for the longer one. Inner loops are simulated by themselves and
+take their time in the body around them. After :data:`TRIPS` trips a loop goes on as in its last
+half.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class _Predictor:
         whole = max(0, round(nest.trips))
         if whole <= TRIPS:
             return self._simulated(nest, inner, whole)
-        if any(self.costs[s.key].varies for s in nest.steps):
+        if any(self.costs[s.key].varies or self.costs[s.key].handed for s in nest.steps):
             # a half would stand for its own trips only
             return nest.trips / TRIPS * self._simulated(nest, inner, TRIPS)
         half, all_ = (self._simulated(nest, inner, n) for n in (TRIPS // 2, TRIPS))
@@ -106,6 +107,7 @@ class _Predictor:
         return simulate(tasks, self.machine, bound).makespan
 
     def _tasks(self, nest: Nest, inner: Mapping[str, float], trips: int) -> Iterator[Task]:
+        before: tuple[str, ...] = ()  # what the coordinator did last
         for round_ in range(trips + nest.depth):
             for position, step in enumerate(nest.steps):
                 trip = round_ - step.stage
@@ -113,19 +115,24 @@ class _Predictor:
                     continue
                 cost = self.costs[step.key]
                 name = f"{position} {round_}"
+                handed = cost.handed_in(trip)
+                seconds = {
+                    "loop": inner.get(step.key, 0.0),
+                    "run": cost.run_of(trip),
+                    "submit": handed.submit_s,
+                    "wait": handed.receive_s,
+                }
                 after = (f"{step.key} {trip}",) if step.what == "wait" else ()
-                own = step.times * self._own(step, inner)
-                if step.what == "run":
-                    own = step.times * cost.run_of(trip)
+                own = step.times * seconds[step.what]
                 demand = cost.demand if step.what == "run" else 1.0
                 yield Task(name, COORDINATOR, own, max(_IDLE, demand), after)
+                # what is handed over may begin before the coordinator is back from that
+                since, before = before, (name,)
                 if step.what != "submit":
                     continue
-                # it may begin before the coordinator is back from handing it over
-                late = max(0.0, cost.launch_s - cost.submit_s)
-                start = (name,)
-                if late > 0:
+                start = since
+                if handed.launch_s > 0:
                     start = (f"{name} on its way",)
-                    yield Task(start[0], start[0], late, _IDLE, (name,))
+                    yield Task(start[0], start[0], handed.launch_s, _IDLE, since)
                 far = step.times * cost.run_of(trip)
                 yield Task(f"{step.key} {trip}", step.lane, far, max(_IDLE, cost.demand), start)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from time import perf_counter
+from statistics import median
+from time import perf_counter, sleep
 
 import pytest
 
 import rose_compiler
 from rose_compiler.api import profiling
-from rose_compiler.api.costing import nest_of
+from rose_compiler.api.costing import CostModel, nest_of
 from rose_compiler.api.profiling import Instrumented
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import ConfigError
@@ -106,7 +107,8 @@ def test_the_cost_of_a_schedule_is_a_formula(training: Training) -> None:
     assert model.formula.seconds() == pytest.approx(model.prediction.seconds)
     assert 0 < model.bound.seconds <= model.prediction.seconds * 1.001
     # every operation is in the model, once
-    total = sum(o.count * o.mean_s for o in fast.profile.ops if not o.lane) / 3
+    typical = fast._last.unit.profiling.last.typical
+    total = sum(o.count * o.mean_s for o in typical.ops if not o.lane)
     own = sum(
         model.costs[s.key].run_s * s.times * n.trips
         for n in model.nest.walk()
@@ -148,6 +150,29 @@ def test_a_branch_s_arms_count_for_the_trips_that_take_them() -> None:
     times = {s.key: s.times for n in nest.walk() for s in n.steps if s.what == "run"}
     assert times == {"loop/p": 1.0, "loop/u": 0.25}
     assert [n.trips for n in nest.walk()] == [1.0, 8.0]
+
+
+def test_an_iteration_that_was_disturbed_does_not_lengthen_what_is_predicted() -> None:
+    """Means over three iterations add up to more than the median of them."""
+
+    def fourth(t: int) -> bool:
+        if t == 0 and len(profiled.iteration_s) == 1:
+            sleep(0.05)
+        return t % 4 == 0
+
+    bind = {"fourth": fourth, "add": lambda x, y: x + y}
+    profiled = Instrumented(parse(BRANCHES, bind=bind), Machine("two cores", 2))
+    runtime = Runtime()
+    for _ in range(3):
+        profiled.run(runtime, 1)
+    runtime.close()
+    assert profiled.plan is not None
+    program, machine = profiled.program, profiled.machine
+    model = CostModel.of(profiled.plan, program, profiled.typical, machine)
+    assert model.measured_s == median(profiled.iteration_s)
+    assert 0 < model.prediction.seconds <= model.measured_s
+    means = CostModel.of(profiled.plan, program, profiled.profile, machine)
+    assert means.prediction.seconds > model.measured_s
 
 
 def test_memory_is_looked_at_in_the_first_iteration_alone() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import sympy
 
 from rose_compiler.base.machine import Machine
+from rose_compiler.base.marks import Mark
+from rose_compiler.base.profile import Span
+from rose_compiler.runtime.profiler import Raw, summarize, timeline
 from rose_compiler.tune.formula import formula
-from rose_compiler.tune.nest import Cost, Costs, Nest, Step
+from rose_compiler.tune.nest import Cost, Costs, HandOver, Nest, Step
 from rose_compiler.tune.predict import TRIPS, predict
 
 TWO = Machine("two cores", 2)
@@ -102,6 +107,62 @@ def test_handing_over_costs_time_on_the_cycle() -> None:
     assert found == pytest.approx(20 * a_trip, rel=1e-3)
     late = Costs({**costs.by_key, "roll/late": busy(10.0)})
     assert predict(OVERLAPPED, late, TWO).seconds == pytest.approx(20 * 11.75)
+
+
+def test_a_step_that_begins_while_it_is_handed_over_does_not_wait_for_the_end_of_that() -> None:
+    """Whoever does not say when a step began is seen from the begin of handing it over."""
+    costs = Costs({"roll/act": busy(1.0), "roll/step": busy(3.0, submit_s=0.5)})
+    predicted = predict(OVERLAPPED, costs, TWO)
+    assert predicted.seconds == pytest.approx(20 * (1.0 + 3.0))
+    made = formula(OVERLAPPED, costs, TWO, predicted)
+    assert made.loops["roll"].candidates[0].seconds == pytest.approx(4.0)
+    assert made.seconds(T_roll=40) == pytest.approx(40 * 4.0)
+
+
+def test_hand_overs_that_come_late_now_and_then_are_waited_for_in_that_trip() -> None:
+    """On average step and hand-over take 2 and late work 3; in the trip that is late it waits."""
+    late = HandOver(0.0, 2.0, 0.0), HandOver(0.0, 0.0, 0.0)
+    costs = {"roll/act": busy(1.0), "roll/step": busy(1.0, launch_s=1.0), "roll/late": busy(2.0)}
+    means = predict(OVERLAPPED, Costs(costs), TWO, contention=False)
+    assert means.seconds == pytest.approx(20 * 3.0)
+    costs["roll/step"] = replace(costs["roll/step"], handed=late)
+    each = predict(OVERLAPPED, Costs(costs), TWO, contention=False)
+    assert each.seconds == pytest.approx(10 * 3.0 + 10 * 4.0)
+
+
+PROFILED = (
+    Mark("trip", "roll", "roll"),
+    Mark("wait", "roll/step", "step", ("roll",), "shard:0", stage=1),
+    Mark("run", "roll/act", "act", ("roll",)),
+    Mark("submit", "roll/step", "step", ("roll",), "shard:0"),
+    Mark("run", "roll/late", "late", ("roll",)),
+    Mark("leave", "roll", "roll"),
+)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told", "until taken in"])
+def test_the_costs_of_a_profile_add_up_to_the_iteration_it_was(told: bool) -> None:
+    """Late starts, slow steps and slow takings-in fall on other trips than late work does."""
+    at, ticks, lanes, began, ran, done = 0.0, [], [], 0.0, 0.0, 0.0
+    for trip in range(4):
+        ticks.append((0, at))
+        if trip:
+            at = max(at, done) + (0.75 if trip == 2 else 0.125)
+            ticks.append((1, at))
+            lanes.append(Span("step", "shard:0", began, at, ran_s=(ran, done) if told else None))
+        ticks += [(2, at := at + 1.0)]
+        began, ran = at, at + (1.5 if trip == 1 else 0.125)
+        done = ran + (3.0 if trip == 0 else 1.0)
+        ticks += [(3, at := at + 0.25), (4, at := at + (2.5 if trip == 2 else 0.5))]
+    ticks += [(0, at), (1, at := max(at, done) + 0.125), (5, at)]
+    lanes.append(Span("step", "shard:0", began, at, ran_s=(ran, done) if told else None))
+    raw = Raw(tuple(k for k, _ in ticks), (0.0, *(t for _, t in ticks), at), ())
+    profile = summarize([timeline(PROFILED, raw, lanes, TWO)], [at], TWO)
+    inner = OVERLAPPED.steps[0].inner
+    assert inner is not None
+    nest = Nest("", (loop("roll", 4, *inner.steps),))
+    found = predict(nest, Costs.of(profile), TWO, contention=False)
+    assert found.seconds == pytest.approx(at)
 
 
 def test_who_waits_for_the_other_waits_for_the_longer_every_time() -> None:
