@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from rose_compiler.base.decision import Decision
     from rose_compiler.base.errors import RoseError
     from rose_compiler.base.knobs import knobs
+    from rose_compiler.base.phases import phase
     from rose_compiler.base.remarks import Blocker, Remark
-    from rose_compiler.frontend.declare import component, declare, loop, phase
+    from rose_compiler.frontend.declare import component, declare, loop
     from rose_compiler.passes.base import Pass
     from rose_compiler.runtime.hosts.making import hosted
 
@@ -24,7 +25,7 @@ _PUBLIC = {
     "Compiled": "rose_compiler.api",
     "component": "rose_compiler.frontend.declare",
     "declare": "rose_compiler.frontend.declare",
-    "phase": "rose_compiler.frontend.declare",
+    "phase": "rose_compiler.base.phases",
     "hosted": "rose_compiler.runtime.hosts.making",
     "loop": "rose_compiler.frontend.declare",
     "knobs": "rose_compiler.base.knobs",

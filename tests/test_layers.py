@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -207,3 +208,10 @@ def test_relative_imports_of_a_package_are_resolved_from_itself() -> None:
     assert violations(source, f"{PACKAGE}.runtime", is_package=True) == []
     upward = "from ..frontend import capture"
     assert violations(upward, f"{PACKAGE}.runtime", is_package=True) != []
+
+
+def test_a_phase_loads_no_torch() -> None:
+    """Simulators name theirs in worker processes, which would take seconds to start."""
+    code = "import sys, rose_compiler; rose_compiler.phase('x'); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

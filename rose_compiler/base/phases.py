@@ -92,3 +92,33 @@ def divert(into: list[Ended] | None) -> list[Ended] | None:
     they went before. For what runs so often that :func:`collecting` would be felt."""
     before, _mine.into = _mine.into, into
     return before
+
+
+class _Phase:
+    """A named stretch of the user's code. It is noted while a profile is taken, nothing else."""
+
+    __slots__ = ("_start", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._start: float | None = None
+
+    def __enter__(self) -> None:
+        if wanted():
+            self._start = enter(self.name)
+
+    def __exit__(self, *exc: object) -> None:
+        if self._start is not None:
+            start, self._start = self._start, None
+            leave(start)
+
+
+def phase(name: str) -> _Phase:
+    """Name a stretch of code: ``with rose_compiler.phase("render"): ...``.
+
+    Profiles and windows show it, in worker processes too. It never changes what the code does.
+    """
+    return _Phase(name)
+
+
+phase.__rose_phase__ = True  # type: ignore[attr-defined]

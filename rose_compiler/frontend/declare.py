@@ -1,7 +1,8 @@
-"""What users say about their code: effects of functions, and names for stretches and loops.
+"""What users say about their code: effects of functions, and names for loops.
 
 Nothing here does anything when nothing is compiled: a declared function is the same function, a
-phase is an empty ``with``, a named loop iterates over what it was given.
+named loop iterates over what it was given. Names for stretches, ``phase``, are in ``base``, where
+worker processes find them without loading torch.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
-from rose_compiler.base import phases
 from rose_compiler.frontend import components
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -75,33 +75,6 @@ def declare(
     components.record(target, reads, writes, batch)
 
 
-class _Phase:
-    """A named stretch of the user's code. It is noted while a profile is taken, nothing else."""
-
-    __slots__ = ("_start", "name")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._start: float | None = None
-
-    def __enter__(self) -> None:
-        if phases.wanted():
-            self._start = phases.enter(self.name)
-
-    def __exit__(self, *exc: object) -> None:
-        if self._start is not None:
-            start, self._start = self._start, None
-            phases.leave(start)
-
-
-def phase(name: str) -> _Phase:
-    """Name a stretch of code: ``with rose_compiler.phase("render"): ...``.
-
-    Profiles and windows show it, in worker processes too. It never changes what the code does.
-    """
-    return _Phase(name)
-
-
 def loop(name: str, iterable: Iterable[T]) -> Iterable[T]:
     """Name a loop: ``for k in rose_compiler.loop("denoise", range(steps)): ...``.
 
@@ -110,5 +83,4 @@ def loop(name: str, iterable: Iterable[T]) -> Iterable[T]:
     return iterable
 
 
-phase.__rose_phase__ = True  # type: ignore[attr-defined]
 loop.__rose_loop__ = True  # type: ignore[attr-defined]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,15 +13,9 @@ from rose_compiler.base.errors import DeclarationError, VerifyError
 from rose_compiler.sim import TorchPendulum
 from tests.samples import torch_ppo
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DECISION = Decision(groups=4, late="shadow", defer=True, lanes="thread")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def compiled_with(tmp_path: Any, fn: Any = torch_ppo.iteration, **options: Any) -> Any:

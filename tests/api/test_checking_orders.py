@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,16 +18,10 @@ from rose_compiler.ir.deps import Dependences
 from rose_compiler.sim import TorchPendulum
 from tests.samples import torch_ppo
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 # the package has a function of that name
 codegen_schedule = sys.modules["rose_compiler.codegen.schedule"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Watched(torch_ppo.TorchShards):

@@ -18,15 +18,9 @@ from rose_compiler.sim import ShardedEnv
 from rose_compiler.testing.agree import Inputs, Report, agree
 from tests.samples import ppo
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DECISION = Decision(groups=4, late="shadow", defer=True, lanes="thread")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def cheetah() -> Any:

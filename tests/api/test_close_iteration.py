@@ -16,15 +16,9 @@ from rose_compiler.base.decision import Decision
 from rose_compiler.runtime.support import Runtime
 from tests.samples import torch_ppo
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DECISION = Decision(groups=4, late="shadow", defer=True, lanes="thread", rollout_threads=1)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def trained(step: Any, setup: torch_ppo.Setup) -> dict[str, torch.Tensor]:

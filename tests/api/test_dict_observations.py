@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ import rose_compiler
 from rose_compiler.base.decision import Decision
 from rose_compiler.sim import ShardedEnv
 from tests.api.loops import Drift
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ENVS, STEPS = 64, 3
 
@@ -127,14 +129,6 @@ def mixed(policy: Any, optimizer: Any, envs: Any, buf: Any, obs: Any) -> Any:
         buf.rewards[t] = torch.as_tensor(reward)
     train(policy, optimizer, buf)
     return obs
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def trained(

@@ -25,37 +25,9 @@ from rose_compiler.runtime.quotas import Probe
 from rose_compiler.runtime.recording import RecordingStreams
 from rose_compiler.runtime.support import Runtime
 from rose_compiler.tune import blocks
+from tests.api.stream_loop import Policy, World, rollout
 
 H200 = load_machine("h200")
-
-
-class Policy:
-    @rose_compiler.component(reads=["self"], writes=[])
-    def act(self, obs: torch.Tensor) -> torch.Tensor:
-        return obs * 0.5
-
-    @rose_compiler.component(reads=["self"], writes=[])
-    def value(self, obs: torch.Tensor) -> torch.Tensor:
-        return obs.sum()
-
-
-class World:
-    def __init__(self) -> None:
-        self.position = torch.ones(3)
-
-    @rose_compiler.component(reads=["self"], writes=["self"])
-    def advance(self, action: torch.Tensor) -> torch.Tensor:
-        self.position = self.position + action
-        return self.position.clone()
-
-
-def rollout(policy: Policy, world: World, values: torch.Tensor, obs: torch.Tensor) -> torch.Tensor:
-    for t in range(4):
-        value = policy.value(obs)
-        values[t] = value
-        action = policy.act(obs)
-        obs = world.advance(action)
-    return obs
 
 
 class Applied:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -22,6 +23,8 @@ from rose_compiler.passes.stream_work import device_of
 from rose_compiler.runtime.recording import RaceFound, RecordingStreams
 from rose_compiler.runtime.support import Runtime
 from rose_compiler.runtime.virtual import VirtualDevice, Work
+from tests.api import stream_loop
+from tests.api.stream_loop import Policy, World, rollout
 
 SIZE = Size(8, 4, 8)
 
@@ -115,46 +118,12 @@ class Kernels:
         self.device.launch(Work(3e-3, demand=50, name=f"{name} {number}"))
 
 
-#: The device in use, where nothing that a program names leads to it.
-KERNELS: list[Kernels] = []
-
-
-class Policy:
-    @rose_compiler.component(reads=["self"], writes=[])
-    def act(self, obs: torch.Tensor) -> torch.Tensor:
-        KERNELS[-1]("act")
-        return obs * 0.5
-
-    @rose_compiler.component(reads=["self"], writes=[])
-    def value(self, obs: torch.Tensor) -> torch.Tensor:
-        KERNELS[-1]("value")
-        return obs.sum()
-
-
-class World:
-    def __init__(self) -> None:
-        self.position = torch.ones(3)
-
-    @rose_compiler.component(reads=["self"], writes=["self"])
-    def advance(self, action: torch.Tensor) -> torch.Tensor:
-        KERNELS[-1]("advance")
-        self.position = self.position + action
-        return self.position.clone()
-
-
-def rollout(policy: Policy, world: World, values: torch.Tensor, obs: torch.Tensor) -> torch.Tensor:
-    for t in range(4):
-        value = policy.value(obs)
-        values[t] = value
-        action = policy.act(obs)
-        obs = world.advance(action)
-    return obs
-
-
 def on_the_device(tmp_path: Path | None) -> tuple[GpuRun, torch.Tensor, torch.Tensor]:
     """Two rollouts on the virtual device, as written or by the schedule with streams."""
-    with VirtualDevice(VirtualGpu(load_machine("h200"))) as device:
-        KERNELS.append(Kernels(device))
+    with (
+        VirtualDevice(VirtualGpu(load_machine("h200"))) as device,
+        mock.patch.object(stream_loop, "TOLD", [Kernels(device)]),
+    ):
         policy, world, values = Policy(), World(), torch.zeros(4)
         obs = torch.ones(3)
         if tmp_path is None:

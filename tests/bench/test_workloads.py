@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,14 +30,6 @@ NAMES = ("ppo-c", "grpo", "sac", "ppo-torch", "dppo", "ppo-random")
 MOVES = {"ppo-torch": "scan"}
 
 
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def trained(workload: Workload, fn: object = None, iterations: int = 2) -> Training:
     """A tiny training after some iterations."""
     training = workload.make(TINY)
@@ -57,7 +48,7 @@ def different(a: dict[str, object], b: dict[str, object]) -> list[str]:
     return [k for k in a if not np.array_equal(np.asarray(a[k]), np.asarray(b[k]), equal_nan=True)]
 
 
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", NAMES)
 def test_compiled_bitwise_equals_eager(name: str, tmp_path: Path) -> None:
     path = tmp_path / "decision.json"
@@ -81,7 +72,7 @@ def test_compiled_bitwise_equals_eager(name: str, tmp_path: Path) -> None:
     fn.close()
 
 
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", ["grpo", "sac", "dppo"])
 def test_overlaps_by_hand_train_as_the_loop(name: str) -> None:
     workload = workloads()[name]
@@ -95,7 +86,7 @@ def test_overlaps_by_hand_train_as_the_loop(name: str) -> None:
         )
 
 
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", NAMES)
 def test_sequential_variants_are_the_loop(name: str) -> None:
     workload = workloads()[name]
@@ -104,7 +95,7 @@ def test_sequential_variants_are_the_loop(name: str) -> None:
     assert not different(eager, phased)
 
 
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", list(adversarial()))
 def test_the_adversarial_ones_train(name: str) -> None:
     workload = adversarial()[name]

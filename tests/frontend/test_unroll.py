@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ import rose_compiler
 from rose_compiler.base.decision import Decision
 from rose_compiler.sim import ShardedEnv
 from tests.api.loops import Drift
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ENVS, STEPS, DENOISE = 64, 3, 3
 
@@ -128,14 +130,6 @@ def listed(model: Any, optimizer: Any, envs: Any, buf: Any, obs: Any) -> Any:
         obs = torch.as_tensor(obs)
     train(model, optimizer, buf)
     return obs
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def trained(fn: Callable[..., Any], wrap: Callable[[Any], Any]) -> tuple[list[torch.Tensor], Any]:

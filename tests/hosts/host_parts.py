@@ -1,4 +1,4 @@
-"""Components for the tests of hosts, importable in worker processes."""
+"""Components for the tests of hosts, importable in worker processes without what tests load."""
 
 from __future__ import annotations
 
@@ -153,6 +153,20 @@ def dying_factory() -> Part:
 def sleeping_factory() -> Part:
     time.sleep(60)
     return Part()
+
+
+class Making:
+    """A factory that takes until ``gate`` is there, the first ``quick`` times excepted."""
+
+    def __init__(self, folder: pathlib.Path, quick: int = 0) -> None:
+        self.folder, self.quick = folder, quick
+
+    def __call__(self) -> Part:
+        begun = len(list(self.folder.glob("begun*")))
+        (self.folder / f"begun{begun}").touch()
+        while begun >= self.quick and not (self.folder / "gate").exists():
+            time.sleep(0.01)
+        return Part()
 
 
 class Learner:

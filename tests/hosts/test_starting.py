@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from host_parts import Part
+from host_parts import Making
 
 from rose_compiler.base.errors import HostTimeout
 from rose_compiler.base.faultmap import FaultMap
@@ -20,20 +19,6 @@ from rose_compiler.runtime.hosts.process import ProcessHost
 from rose_compiler.runtime.hosts.thread import ThreadHost
 
 KINDS = pytest.mark.parametrize("kind", ["process", "thread"])
-
-
-class Making:
-    """A factory that takes until ``gate`` is there, the first ``quick`` times excepted."""
-
-    def __init__(self, folder: Path, quick: int = 0) -> None:
-        self.folder, self.quick = folder, quick
-
-    def __call__(self) -> Part:
-        begun = len(list(self.folder.glob("begun*")))
-        (self.folder / f"begun{begun}").touch()
-        while begun >= self.quick and not (self.folder / "gate").exists():
-            time.sleep(0.01)
-        return Part()
 
 
 @pytest.fixture

@@ -2,37 +2,9 @@
 
 from __future__ import annotations
 
-from rose_compiler.ir.deps import Dependences, Edge, why
-from rose_compiler.ir.parse import parse
-from rose_compiler.ir.program import LoopView, Program
-
-
-def edges(program: Program, loop: str | None = None) -> set[str]:
-    """The edges of a body, as ``src -> dst kind state distance``; state edges once a pair."""
-    graph = program.graph if loop is None else LoopView(program.find(loop)).graph
-    return {short(e) for e in Dependences(program).edges(graph)}
-
-
-def short(e: Edge) -> str:
-    far = f"{e.least}.." if e.distance is None else str(e.distance)
-    return " ".join(filter(None, [f"{e.src}->{e.dst}", e.kind, e.state, far]))
-
-
-def program(ops: str, body: str) -> Program:
-    return parse(ops + "\n" + body)
-
-
-OPS = """
-@op(reads=[], writes=[])
-def pure(x): ...
-@op(reads=[], writes=["s"])
-def write(s): ...
-@op(reads=["s[t]"], writes=[])
-def read_t(s, t): ...
-@op(reads=[], writes=["s[t]"])
-def write_t(s, t): ...
-"""
-
+from rose_compiler.ir.deps import why
+from rose_compiler.ir.program import LoopView
+from tests.ir.depending import OPS, edges, program
 
 # -- exits
 

@@ -12,16 +12,7 @@ from rose_compiler.ir.facts import Slot
 from rose_compiler.ir.parse import parse
 from rose_compiler.ir.program import Program
 from rose_compiler.ir.verify import verify
-
-
-def broken(p: Program, stage: str | None = None) -> str:
-    """The rule that a program breaks."""
-    with pytest.raises(VerifyError) as caught:
-        verify(p, stage)
-    message = str(caught.value)
-    assert "verify-" in message
-    return message.split("rule [")[1].split("]")[0]
-
+from tests.ir.verifying import broken
 
 SCHEDULED = """
 @op(reads=["params"], writes=[])

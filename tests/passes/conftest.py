@@ -7,11 +7,10 @@ kept. The name has no ``ROSE_`` knob behind it, so it is taken out of the enviro
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
 from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.ir.dump import dump
@@ -35,12 +34,8 @@ def rendered(history: History) -> str:
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def alone(one_thread: None) -> None:
     """Two threads on a busy machine spin at each other's barriers, for minutes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

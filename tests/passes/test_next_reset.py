@@ -17,6 +17,7 @@ from rose_compiler.passes.manager import PassManager
 from rose_compiler.passes.next_reset import NextReset, resetting
 from rose_compiler.passes.overlap import Overlap
 from rose_compiler.testing import slots
+from tests.passes.texts import changed
 
 TEXT = """
 @op(reads=["envs"], writes=["envs"], calls=["reset"])
@@ -138,10 +139,7 @@ REFUSED: dict[str, tuple[tuple[tuple[str, str], ...], PassContext]] = {
 @pytest.mark.parametrize("code", REFUSED)
 def test_refused(code: str) -> None:
     changes, context = REFUSED[code]
-    text = TEXT
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new)
+    text = changed(TEXT, changes)
     program = parse(text)
     history = PassManager([NextReset()], verify=2).run(program, context)
     assert [r.code for r in history.remarks.missed()] == [code]

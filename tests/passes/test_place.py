@@ -12,6 +12,7 @@ from rose_compiler.ir.parse import parse
 from rose_compiler.passes.base import PassContext
 from rose_compiler.passes.manager import PassManager
 from rose_compiler.passes.place import Place
+from tests.passes.texts import changed
 
 TEXT = """
 @op(reads=[], writes=[])
@@ -77,11 +78,7 @@ REFUSED = {
 @pytest.mark.parametrize("code", REFUSED)
 def test_refused(code: str) -> None:
     changes, context = REFUSED[code]
-    text = TEXT
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new)
-    program = parse(text)
+    program = parse(changed(TEXT, changes))
     history = PassManager([Place()], verify=2).run(program, context)
     assert [r.code for r in history.remarks.missed()] == [code]
     assert all(facts.get(n).slot is None for n in program.nodes())

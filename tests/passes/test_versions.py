@@ -21,6 +21,7 @@ from rose_compiler.passes.overlap import Overlap
 from rose_compiler.passes.versions import Versions, copying
 from rose_compiler.testing import slots
 from rose_compiler.tune.space import candidates
+from tests.passes.texts import changed
 
 TEXT = """
 @op(reads=["envs", "agent.params"], writes=["envs"], kind="step", attributes={"step": {"env": "envs", "action": "agent"}})
@@ -134,11 +135,7 @@ REFUSED: dict[str, tuple[tuple[tuple[str, str], ...], PassContext]] = {
 @pytest.mark.parametrize("code", REFUSED)
 def test_refused(code: str) -> None:
     changes, context = REFUSED[code]
-    text = TEXT
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new)
-    program = parse(text)
+    program = parse(changed(TEXT, changes))
     history = PassManager([Versions()], verify=2).run(program, context)
     assert [r.code for r in history.remarks.missed()] == [code]
     assert not any(is_call(n, VERSION) for n in program.nodes())

@@ -1,4 +1,7 @@
-"""Small environments for the tests of simulators, importable in worker processes."""
+"""Small environments for the tests of simulators, importable in worker processes.
+
+They stand here and not beside their tests, which load torch: a worker would take seconds to start.
+"""
 
 from __future__ import annotations
 
@@ -212,6 +215,47 @@ def drawing(index: int, *args: Any) -> Mortal:
     env = Mortal(index, *args)
     env.draws = True
     return env
+
+
+def limited(index: int) -> gymnasium.Env:
+    """Four steps an episode, by a wrapper that counts them."""
+    return gymnasium.wrappers.TimeLimit(Mortal(index), 4)
+
+
+def in_own_wrapper(index: int) -> gymnasium.Env:
+    class Own(gymnasium.Wrapper):
+        pass
+
+    return Own(Mortal(index))
+
+
+class Napping(Mortal):
+    """Takes a while over a step."""
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.1)
+        return super().step(action)
+
+
+class Phased(Walk):
+    """Names what it does in a step."""
+
+    def step(self, action: Any) -> Any:
+        import rose_compiler as rose  # in its process
+
+        with rose.phase("physics"):
+            time.sleep(0.002)
+            return super().step(action)
+
+
+class Falling(Phased):
+    """Raises in its third step."""
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        if self.count == 3:
+            raise ValueError("the robot fell over")
+        return result
 
 
 class Slow(Walk):

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 import types
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
-from sim_envs import Batch, Faulty, Maze, Mortal, Walk, drawing
+from sim_envs import Batch, Faulty, Maze, Mortal, Napping, Walk, drawing, in_own_wrapper, limited
 from sim_equal import assert_same
 
 from rose_compiler.base.errors import ConfigError, HostDied, HostTimeout, RuntimeFault
@@ -63,7 +61,7 @@ def test_nothing_is_lost_with_a_process(
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_every_way_of_beginning_episodes_anew(mode: AutoresetMode) -> None:
-    fns = [partial(_limited, k) for k in range(ENVS)]
+    fns = [partial(limited, k) for k in range(ENVS)]
     options: Any = {"shards": 2, "autoreset_mode": mode}
     env = ShardedEnv.split(fns, hosts="process", recover=True, **options)
     same = ShardedEnv.split(fns, **options)
@@ -81,11 +79,6 @@ def test_every_way_of_beginning_episodes_anew(mode: AutoresetMode) -> None:
             assert_same(*again)
     assert {remark.code for remark in env.rose_remarks} == {"revived"}
     env.close()
-
-
-def _limited(index: int) -> gymnasium.Env:
-    """Four steps an episode, by a wrapper that counts them."""
-    return gymnasium.wrappers.TimeLimit(Mortal(index), 4)
 
 
 def test_calls_and_settings_are_repeated() -> None:
@@ -220,14 +213,6 @@ def test_a_lane_s_limit_begins_anew_with_a_process_that_takes_over(
     env.close()
 
 
-class Napping(Mortal):
-    """Takes a while over a step."""
-
-    def step(self, action: Any) -> Any:
-        time.sleep(0.1)
-        return super().step(action)
-
-
 def test_a_step_that_always_ends_its_process_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "fault").touch()
     fns = [partial(Mortal, k, "kill", 3, str(tmp_path / "fault"), True) for k in range(ENVS)]
@@ -260,7 +245,7 @@ def test_what_is_kept_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_can_not_hand_over_a_state_is_refused() -> None:
     cases: list[tuple[Any, str]] = [
         ([Walk] * 2, "Walk has no get_state and set_state"),
-        ([partial(_own_wrapper, 0)], "Own has no get_state and set_state"),
+        ([partial(in_own_wrapper, 0)], "Own has no get_state and set_state"),
         (partial(Batch, 2), "Batch has no get_state and set_state"),
     ]
     for shard, said in cases:
@@ -269,13 +254,6 @@ def test_who_can_not_hand_over_a_state_is_refused() -> None:
         assert caught.value.code == "sim-recover"
     with pytest.raises(ConfigError, match="only shards in processes"):
         ShardedEnv([Maze], hosts="thread", recover=True)
-
-
-def _own_wrapper(index: int) -> gymnasium.Env:
-    class Own(gymnasium.Wrapper):
-        pass
-
-    return Own(Mortal(index))
 
 
 def test_without_it_the_error_names_what_is_lost() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sim_envs import Slow, Walk
+from sim_envs import Falling, Phased, Slow, Walk
 
 from rose_compiler.base import phases
 from rose_compiler.base.errors import HostTimeout
@@ -17,25 +17,6 @@ from rose_compiler.runtime.support import Runtime
 from rose_compiler.sim import ShardedEnv
 
 ACTIONS = np.zeros((2, 2), np.float32)
-
-
-class Phased(Walk):
-    """Names what it does in a step."""
-
-    def step(self, action: Any) -> Any:
-        import rose_compiler as rose  # in its process
-
-        with rose.phase("physics"):
-            sleep(0.002)
-            return super().step(action)
-
-
-class Stuck(Walk):
-    """Takes longer for a step than anybody waits."""
-
-    def step(self, action: Any) -> Any:
-        sleep(0.7)
-        return super().step(action)
 
 
 @pytest.fixture(scope="module", params=["process", "thread"])
@@ -99,7 +80,7 @@ def test_what_is_not_hosted_tells_no_times() -> None:
 
 
 def test_a_time_limit_holds_for_the_whole_simulator() -> None:
-    env = ShardedEnv.split([Stuck] * 2, shards=2, hosts="thread")
+    env = ShardedEnv.split([partial(Slow, 0.7)] * 2, shards=2, hosts="thread")
     env.reset(seed=0)
     runtime = Runtime(timeout=0.2)
     task = runtime.lane("shard:envs").step(7, env, ACTIONS)
@@ -162,16 +143,6 @@ def test_a_lane_notes_it_while_it_is_recorded(env: Any) -> None:
     lane.step(7, shard, ACTIONS).wait()
     assert shard.times() is None, "timing ends with the recording"
     runtime.close()
-
-
-class Falling(Phased):
-    """Raises in its third step."""
-
-    def step(self, action: Any) -> Any:
-        result = super().step(action)
-        if self.count == 3:
-            raise ValueError("the robot fell over")
-        return result
 
 
 @pytest.mark.parametrize("hosts", ["process", "thread"])

@@ -29,6 +29,7 @@ from rose_compiler.runtime.support import Runtime
 from rose_compiler.testing import rollouts, slots
 from rose_compiler.testing.lanes import execute
 from rose_compiler.testing.rollouts import SIGNATURES, Rollout
+from tests.passes.texts import changed
 
 CONTEXT = PassContext(
     options=Decision(groups=2, late="shadow", lanes="native"),
@@ -56,10 +57,7 @@ BODY = """
 
 def written(*changes: tuple[str, str], text: str = SIGNATURES + HEAD + BODY) -> Rollout:
     """The rollout above with parts of its text replaced."""
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return Rollout(text, (2, 2), lends=False)
+    return Rollout(changed(text, changes), (2, 2), lends=False)
 
 
 def differs(rollout: Rollout) -> tuple[str, set[str]]:
