@@ -22,6 +22,7 @@ import torch
 from rose_compiler.base.errors import RoseError, fail
 from rose_compiler.base.spanlog import SpanLog
 from rose_compiler.runtime.modes import Modes, current, entered
+from rose_compiler.runtime.openmp import next_of
 
 
 class Skipped(Exception):
@@ -255,7 +256,7 @@ def _work(queue: SimpleQueue[ThreadTask | None], threads: int | None) -> None:
     if threads is not None:
         _use_threads(threads)
     while True:
-        task = queue.get()
+        task = next_of(queue)
         if task is None:
             return
         lane = task.lane

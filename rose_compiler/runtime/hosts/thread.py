@@ -14,6 +14,7 @@ from typing import Any
 
 from rose_compiler.base.errors import fail
 from rose_compiler.runtime.hosts.host import Ticket, bounded, closed_error
+from rose_compiler.runtime.openmp import next_of
 
 
 class _GatedTicket(Ticket):
@@ -192,7 +193,7 @@ def _work(
         else:
             start.resolve(None)
         del factory
-        while (task := tasks.get()) is not None:
+        while (task := next_of(tasks)) is not None:
             ticket, method, args, kwargs = task
             del task
             try:
