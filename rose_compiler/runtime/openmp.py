@@ -1,9 +1,9 @@
 """Threads of OpenMP that a resting thread holds.
 
 libgomp gives each thread that runs an operation in parallel a pool of its own, which stays as long
-as that thread does. While all pools together hold more threads than there are processors, the
-members of every pool sleep between two parallel regions and have to be woken, where they would spin:
-short operations of torch then take up to twice their time, in the whole process.
+as that thread does. While all pools together hold more threads than there are processors, members
+of every pool sleep between two parallel regions and have to be woken, where they would spin: short
+operations of torch then take up to twice their time, in the whole process.
 """
 
 from __future__ import annotations
