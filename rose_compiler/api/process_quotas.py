@@ -27,7 +27,7 @@ from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.runtime.hosts.moving import starts_with
 from rose_compiler.runtime.quotas import Applied, QuotaBackend, all_backends
 from rose_compiler.runtime.quotas.moves import move
-from rose_compiler.tune.blocks import Blocks
+from rose_compiler.tune.blocks import Blocks, Budget, least_s, spent
 
 PASS = "quota"
 #: Who gives variables to processes here, beside others.
@@ -42,7 +42,6 @@ class _Trial:
     new: QuotaPlan
     parts: dict[str, Any]
     blocks: Blocks = field(default_factory=Blocks)
-    moving_s: float = 0.0
     changed: bool = False
 
     @property
@@ -52,20 +51,17 @@ class _Trial:
 
 
 class ProcessQuotas:
-    """The process quotas of one unit. ``available`` says whether there is a device to share,
-    ``budget_s`` are the seconds that moving components may take in one comparison."""
+    """The process quotas of one unit. ``available`` says whether there is a device to share."""
 
     def __init__(
         self,
         log: RemarkLog,
         available: Callable[[], bool] = torch.cuda.is_available,
         backends: Callable[[], Sequence[QuotaBackend]] = all_backends,
-        budget_s: float = 60.0,
     ) -> None:
         self._log = log
         self._available = available
         self._backends = backends
-        self._budget_s = budget_s
         #: The plan in force, if any.
         self.plan: QuotaPlan | None = None
         #: The plan that not all could be moved to: for the next start.
@@ -96,27 +92,38 @@ class ProcessQuotas:
             objects,
             lambda: plan_quotas(profiling.last.profile, backend),
             tuning.settled and not profiling.pending(tuning.best),
+            tuning,
         )
         if self.plan is not before and not self.comparing:
             tuning.steady()
 
     def boundary(
-        self, objects: dict[str, Any], plan: Callable[[], QuotaPlan], profiled: bool
+        self,
+        objects: dict[str, Any],
+        plan: Callable[[], QuotaPlan],
+        profiled: bool,
+        budget: Budget,
     ) -> None:
-        """An iteration begins. ``profiled``: its schedule is settled on, and was profiled."""
+        """An iteration begins. ``profiled``: its schedule is settled on, and was profiled. Moving
+        components takes of the ``budget``; iterations are for the caller to count."""
         self._check()
         if self._trial is None:
             if self._done or not profiled:
                 return
             self._done = True
-            self._trial = self._begun(objects, plan)
-        elif not profiled:  # a search has begun: what is known must do
+            self._trial = self._begun(objects, plan, budget)
+        elif not profiled or not budget.allows(0.0):
+            # a search has begun, or the time for it is over: what is known must do
             self._trial.blocks.stop()
         trial = self._trial
         for _ in range(2):  # the first change may be the last one
             if trial is not None and trial.wanted is not self.plan:
+                began = perf_counter()
                 self._change(trial)
+                budget.spend(perf_counter() - began, None)
                 trial = self._trial
+                if trial is not None and not budget.allows(0.0):
+                    trial.blocks.stop()
         if trial is not None and trial.blocks.decided:
             self._tell(trial)
 
@@ -165,7 +172,9 @@ class ProcessQuotas:
                 starts_with(self._moved[lane], {}, BY)
             self._missed(f"quotas have gone: {error.what}", error.help)
 
-    def _begun(self, objects: dict[str, Any], plan: Callable[[], QuotaPlan]) -> _Trial | None:
+    def _begun(
+        self, objects: dict[str, Any], plan: Callable[[], QuotaPlan], budget: Budget
+    ) -> _Trial | None:
         """What is in force against the plan of the latest profile, if that is another one."""
         found = {f"host:{n}": h for n, h in hosted(objects).items() if h.hosts == "process"}
         if not found or not self._available():
@@ -178,6 +187,10 @@ class ProcessQuotas:
             why = "quotas of SMs planned anew are those in force"
             self._note([Remark("note", PASS, (), "replanned", why)])
             return None
+        if not budget.allows(least_s()):
+            what = f"quotas of SMs for {', '.join(parts)} are not compared"
+            self._note([Remark.from_blocker(PASS, spent(what))])
+            return None
         return _Trial(self.plan, made, parts)
 
     def _backend(self, plan: QuotaPlan) -> QuotaBackend | None:
@@ -186,7 +199,7 @@ class ProcessQuotas:
     def _change(self, trial: _Trial) -> None:
         """Put the plan into force whose turn it is: who needs another process for that is moved,
         all together."""
-        began, plan = perf_counter(), trial.wanted
+        plan = trial.wanted
         try:
             environments = self._environments(trial, plan)
         except QuotaError as error:
@@ -206,13 +219,12 @@ class ProcessQuotas:
         self.plan = plan
         if missed:
             self.pending = trial.new
-        trial.moving_s += perf_counter() - began
         if not trial.parts:
             self.plan = trial.old
             self._trial = None
             if trial.old is None:
                 self.release()
-        elif trial.moving_s > self._budget_s or (missed and trial.changed):
+        elif missed and trial.changed:
             trial.blocks.stop()
         trial.changed = True
 

@@ -35,7 +35,7 @@ from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.runtime.device_times import STREAM
 from rose_compiler.runtime.quotas import GreenContexts, Probe
 from rose_compiler.runtime.support import Runtime
-from rose_compiler.tune.blocks import Blocks
+from rose_compiler.tune.blocks import Blocks, Budget, least_s, spent
 from rose_compiler.tune.branches import branches, divide, responses
 from rose_compiler.tune.slack import profile_quotas
 
@@ -165,11 +165,16 @@ class StreamQuotas:
         if schedule.decision != self._decision:
             self.forget()
             self._decision = schedule.decision
+        if self.comparing and not tuning.allows(0.0):
+            if self._points is not None:
+                self._missed(spent("quotas of SMs for streams are not compared"))
+            self._interrupted()
+            self._done = True
         before = self.plan
         if not self._done and not processes.comparing and not profiling.pending(tuning.best):
             self._done = True
             if not runtime.serial and not schedule.emitted.edited:
-                self._points = self._begun(schedule, profiling, processes)
+                self._points = self._begun(schedule, profiling, processes, tuning)
         if self._points is not None and not self._points.todo:
             self._trial, self._points = self._planned(self._points), None
         if self._trial is not None and self._trial.blocks.decided:
@@ -179,11 +184,8 @@ class StreamQuotas:
             tuning.steady()
 
     def runner(self, schedule: Schedule) -> Callable[..., Any]:
-        """What runs the iteration that begins. While plans are compared, an iteration lasts until
-        the device has done it: what the coordinator takes to issue it says nothing of SMs."""
-        if self._points is not None:
-            return self._measured
-        return self._waited(schedule.run) if self._trial is not None else schedule.run
+        """What runs the iteration that begins."""
+        return schedule.run if self._points is None else self._measured
 
     def record(self, seconds: float) -> None:
         """An iteration of the schedule took so long."""
@@ -244,14 +246,6 @@ class StreamQuotas:
         points.todo.popleft()
         return result
 
-    def _waited(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        def waited(runtime: Runtime, *inputs: Any) -> Any:
-            result = run(runtime, *inputs)
-            runtime.streams.synchronize(runtime.streams.current())
-            return result
-
-        return waited
-
     def _interrupted(self) -> None:
         """A search has begun: what is known of plans must do."""
         if self._points is not None:
@@ -261,7 +255,7 @@ class StreamQuotas:
             self._tell(self._trial)
 
     def _begun(
-        self, schedule: Schedule, profiling: Profiling, processes: ProcessQuotas
+        self, schedule: Schedule, profiling: Profiling, processes: ProcessQuotas, budget: Budget
     ) -> _Points | None:
         """Plans to measure responses under; ``None``, with a remark where there is a device and
         anything to divide, if that can't be."""
@@ -274,6 +268,8 @@ class StreamQuotas:
         self._lever = self._levers(device.index or 0)
         blocker = self._unfit(schedule.decision, processes)
         base = self._on_device(made)
+        if blocker is None and not budget.allows(least_s()):
+            blocker = spent("quotas of SMs for streams are not compared")
         if blocker is None and base is None:
             blocker = Blocker("not-measured", "no kernels were seen in a profiled iteration")
         if blocker is not None:

@@ -61,6 +61,8 @@ class Tuning:
         #: Whether windows say which schedules are tried; without, all are.
         self.by_windows = True
         self._chooser: Chooser | None = None
+        # what quotas are compared within where no schedules are
+        self._alone = Chooser([None], budget_s=options.tune_budget)
         self._entry: Entry | None = None
         self._iterations = 0
         self._adopted = False  # what is in force was not tried in this run
@@ -113,8 +115,8 @@ class Tuning:
     def limit(self, iterations: int) -> None:
         """Let tuning take no more than its share of so many iterations; 0: it is not known."""
         self._iterations = iterations
-        if self._chooser is not None and iterations:
-            self._chooser.limit(iterations)
+        if iterations:
+            self._budget.limit(iterations)
 
     def offer(self, decision: Decision, without_s: float, with_s: float) -> None:
         """Try a schedule with quotas too, of which these seconds an iteration are predicted."""
@@ -132,11 +134,19 @@ class Tuning:
         if self._chooser is not None:
             self._chooser.steady()
 
-    def spend(self, seconds: float) -> None:
-        """An iteration that quotas are looked for with, beside the search, took of its budget."""
-        if self._chooser is not None:
-            self._chooser.spend(seconds)
-            self.seconds += seconds
+    @property
+    def _budget(self) -> Chooser:
+        return self._chooser or self._alone
+
+    def spend(self, seconds: float, iterations: int | None = 1) -> None:
+        """What quotas are looked for with, beside the search, took of its budget: an iteration, or
+        None, something else that lasted so long."""
+        self._budget.spend(seconds, iterations)
+        self.seconds += seconds
+
+    def allows(self, seconds: float) -> bool:
+        """Whether quotas may be looked for so many seconds more."""
+        return self._budget.allows(seconds)
 
     def again(self) -> Decision | None:
         """The schedule that quotas are to be looked for once more, after a drift: what is settled

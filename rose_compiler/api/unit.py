@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rose_compiler.api import objects
+from rose_compiler.api.awaiting import Awaiting
 from rose_compiler.api.checking import Checker
 from rose_compiler.api.choosing import Choosing
 from rose_compiler.api.options import Options
@@ -46,7 +47,8 @@ class Unit(Choosing):
         self.iterations = 0  # in that mode
         self.last: Schedule | None = None
         self._hosted: bool | None = None  # whether any component lives in a host
-        self.processes = ProcessQuotas(log, budget_s=options.tune_budget)
+        self.awaiting = Awaiting()
+        self.processes = ProcessQuotas(log)
         self.streams = StreamQuotas(log, close=options.numerics == "close")
         self.pipelining = Pipelining(log)
 
@@ -184,16 +186,22 @@ class Unit(Choosing):
         if peaks is not None:
             peaks.begin()
         notes = len(runtime.notes)
+        comparing = self.processes.comparing or self.streams.comparing
+        timed = comparing or not tuning.settled
+        if timed:
+            self.awaiting(self.program)  # what came before is no part of it
         started = time.perf_counter()
         try:
             with self.cores.entered():
                 result = run()
+                if timed:
+                    self.awaiting(self.program)
             taken = time.perf_counter() - started
             compiled = tuning.compiled(runtime.notes[notes:])
-            if self.processes.comparing or self.streams.comparing:
+            if comparing:
                 self.processes.record(taken)
                 self.streams.record(taken)
-                tuning.skip(taken - compiled)
+                tuning.spend(taken - compiled)
             else:
                 tuning.record(decision, taken - compiled)
         except Exception as error:

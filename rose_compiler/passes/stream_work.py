@@ -131,13 +131,13 @@ def why_not(node: fx.Node, deps: Dependences, device: str) -> Blocker | None:
 
 def device_of(program: Program) -> str:
     """The one device with streams that a program's values lie on; empty for none, or several."""
-    found = {
-        name
-        for node in program.nodes()
-        for name in _devices(facts.get(node).spec)
-        if name.partition(":")[0] in STREAMED
-    }
+    found = {name for name in devices_of(program) if name.partition(":")[0] in STREAMED}
     return found.pop() if len(found) == 1 else ""
+
+
+def devices_of(program: Program) -> set[str]:
+    """All devices that a program's values were seen on; empty text for what lies on none."""
+    return {name for node in program.nodes() for name in _devices(facts.get(node).spec)}
 
 
 def _devices(spec: Spec | None) -> Iterator[str]:

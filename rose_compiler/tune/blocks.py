@@ -8,7 +8,9 @@ are compared, and a bootstrap interval over the pairs decides.
 from __future__ import annotations
 
 import statistics
+from typing import Protocol
 
+from rose_compiler.base.remarks import Blocker
 from rose_compiler.tune.stats import Interval, median_interval, paired_ratios
 
 #: Pairs of blocks after which it is decided, and up to how many where a gain shows in the median,
@@ -20,6 +22,28 @@ LEAST, LEAST_S = 8, 0.5
 COLD = 2
 #: By how much the median must win, the interval lying above 1 besides.
 MARGIN = 0.01
+
+
+class Budget(Protocol):
+    """What a comparison may take of the time for tuning."""
+
+    def spend(self, seconds: float, iterations: int | None = 1) -> None:
+        """It took so long: an iteration, or None, something else that lasted so long."""
+
+    def allows(self, seconds: float) -> bool:
+        """Whether it may take so many seconds more."""
+
+
+def least_s() -> float:
+    """Seconds that a comparison takes at least which decides for what is new."""
+    return 2 * PAIRS * LEAST_S
+
+
+def spent(what: str) -> Blocker:
+    """Why something is not compared, or not to the end."""
+    return Blocker(
+        "switched-off", f"{what}: the time for tuning is over", "a larger `tune_budget=`"
+    )
 
 
 class Blocks:

@@ -191,10 +191,14 @@ class Chooser:
         if self._over_budget():
             self._end_early()
 
-    def spend(self, seconds: float) -> None:
-        """What is looked for beside the search took ``seconds`` of its budget."""
+    def spend(self, seconds: float, iterations: int | None = 1) -> None:
+        """What is looked for beside the search took ``seconds`` of its budget, and so many
+        iterations; None for what is no iteration, and counts as those that last as long."""
+        if iterations is None:
+            iterations = round(seconds * self.trips / self.spent_s) if self.spent_s else 0
         self.total_s += seconds
         self.spent_s += seconds
+        self.trips += iterations
 
     def steady(self) -> None:
         """Learn anew what is normal: something else than the schedule was changed on purpose."""
@@ -202,9 +206,10 @@ class Chooser:
 
     def allows(self, seconds: float) -> bool:
         """Whether the budget has room for so many seconds beside the iterations."""
+        most = self._most_s()
         if self.budget_trips is not None and self.trips:
-            return self.spent_s + seconds <= self.budget_trips * self.spent_s / self.trips
-        return self.spent_s + seconds <= self._most_s()
+            most = min(most, self.budget_trips * self.spent_s / self.trips)
+        return self.spent_s + seconds <= most
 
     def limit(self, trips: int) -> None:
         """The run has ``trips`` iterations: tuning takes at most :data:`SHARE` of them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -63,18 +64,38 @@ def made(fake: Fake) -> tuple[ProcessQuotas, RemarkLog]:
     return ProcessQuotas(log, lambda: True, backends), log
 
 
+class Purse:
+    """So many seconds for tuning."""
+
+    def __init__(self, seconds: float = math.inf) -> None:
+        self.left = seconds
+
+    def spend(self, seconds: float, iterations: int | None = 1) -> None:
+        self.left -= seconds
+
+    def allows(self, seconds: float) -> bool:
+        return seconds <= self.left
+
+
 def run(
-    quotas: ProcessQuotas, parts: dict[str, Hosted], plan: QuotaPlan, took: Callable[[], float]
+    quotas: ProcessQuotas,
+    parts: dict[str, Hosted],
+    plan: QuotaPlan,
+    took: Callable[[], float],
+    seconds: float = math.inf,
 ) -> list[QuotaPlan | None]:
     """Iterations of a settled schedule until nothing is compared any more: what was in force in
     each."""
-    quotas.boundary(parts, lambda: plan, True)
+    purse = Purse(seconds)
+    quotas.boundary(parts, lambda: plan, True, purse)
     seen = []
     while quotas.comparing:
         seen.append(quotas.plan)
         assert len(seen) < 200
-        quotas.record(took())
-        quotas.boundary(parts, lambda: plan, True)
+        taken = took()
+        quotas.record(taken)
+        purse.spend(taken)
+        quotas.boundary(parts, lambda: plan, True, purse)
     return seen
 
 
@@ -82,7 +103,7 @@ def driven(fake: Fake, parts: dict[str, Hosted], after: float) -> tuple[ProcessQ
     """What a settled schedule does, whose iterations take 1 s without quotas and that long with."""
     quotas, log = made(fake)
     quotas.record(9.0)
-    quotas.boundary(parts, lambda: PLAN, False)  # a schedule that was not profiled yet
+    quotas.boundary(parts, lambda: PLAN, False, Purse())  # a schedule that was not profiled yet
     assert not quotas.comparing
     run(quotas, parts, PLAN, lambda: 1.0 if quotas.plan is None else after)
     return quotas, log
@@ -133,7 +154,7 @@ def test_plans_take_turns_in_pairs(fake: Fake, parts: dict[str, Hosted]) -> None
 def test_a_drift_has_a_plan_made_anew(fake: Fake, parts: dict[str, Hosted]) -> None:
     quotas, log = driven(fake, parts, 0.5)
     sim = parts["sim"]
-    quotas.boundary(parts, lambda: OTHER, True)
+    quotas.boundary(parts, lambda: OTHER, True, Purse())
     assert not quotas.comparing, "once, while nothing changes"
     quotas.again()
     seen = run(quotas, parts, OTHER, lambda: 1.0 if quotas.plan is PLAN else 0.8)
@@ -159,24 +180,29 @@ def test_a_drift_has_a_plan_made_anew(fake: Fake, parts: dict[str, Hosted]) -> N
     assert fake.commands.count("quit") == 1
 
 
-def test_moving_takes_no_more_than_its_share(fake: Fake, parts: dict[str, Hosted]) -> None:
+def test_a_comparison_takes_no_more_than_the_time_for_tuning(
+    fake: Fake, parts: dict[str, Hosted]
+) -> None:
     quotas, log = made(fake)
-    quotas._budget_s = 0.0
-    seen = run(quotas, parts, PLAN, lambda: 1.0 if quotas.plan is None else 0.5)
-    assert PLAN not in seen
+    seen = run(quotas, parts, PLAN, lambda: 1.0, 14.0)
+    assert 8 < len(seen) <= 14, "moving takes of it, too"
+    assert seen[8] is PLAN
     assert quotas.plan is None
     assert "not compared to the end" in log[-1].why
     assert parts["sim"].seen(PERCENT) is None
     assert parts["sim"].step() == 2
+    quotas.again()
+    assert run(quotas, parts, PLAN, lambda: 1.0, 1.0) == []
+    assert (log[-1].code, log[-1].allow) == ("switched-off", "a larger `tune_budget=`")
 
 
 def test_a_search_that_begins_ends_the_comparison(fake: Fake, parts: dict[str, Hosted]) -> None:
     quotas, _ = made(fake)
-    quotas.boundary(parts, lambda: PLAN, True)
+    quotas.boundary(parts, lambda: PLAN, True, Purse())
     while quotas.plan is None:
         quotas.record(1.0)
-        quotas.boundary(parts, lambda: PLAN, True)
-    quotas.boundary(parts, lambda: PLAN, False)
+        quotas.boundary(parts, lambda: PLAN, True, Purse())
+    quotas.boundary(parts, lambda: PLAN, False, Purse())
     assert not quotas.comparing
     assert quotas.plan is None
     assert parts["sim"].seen(PERCENT) is None
@@ -216,7 +242,7 @@ def test_training_goes_on_when_the_daemon_has_gone(fake: Fake, parts: dict[str, 
     os.kill(quotas._applied.daemon._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
     quotas._applied.daemon._process.wait()  # type: ignore[attr-defined]
     for _ in range(2):
-        quotas.boundary(parts, lambda: PLAN, True)
+        quotas.boundary(parts, lambda: PLAN, True, Purse())
     assert quotas.plan is None
     assert [r.code for r in log][2:] == ["not-available"]
     assert "quotas have gone" in log[-1].why

@@ -263,6 +263,21 @@ def test_what_the_device_lacks_is_told(
     assert case.lever.made == {}
 
 
+def test_plans_are_compared_within_the_time_for_tuning(case: Case) -> None:
+    case.unit.tuning()._alone.budget_s = -1.0
+    assert case.run(faster) == []
+    assert [remark.code for remark in case.remarks()] == ["switched-off"]
+    case.unit.tuning()._alone.budget_s = 9.0
+    case.use(case.lever)
+    while case.quotas._points is None:
+        case.step()
+    case.unit.tuning().spend(9.0)
+    case.step()
+    assert not case.quotas.comparing
+    assert case.remarks()[-1].code == "switched-off"
+    assert case.run(faster) == []
+
+
 def test_bits_are_kept_where_they_are_asked_for(case: Case) -> None:
     case.use(case.lever, close=False)
     assert case.run(faster) == []

@@ -116,6 +116,22 @@ def test_search_ends_where_the_gain_to_expect_is_under_the_noise() -> None:
     assert all(len(chooser.trials[k]) == 1 for k in saved)
 
 
+def test_what_is_compared_beside_the_search_takes_of_its_budget() -> None:
+    chooser = Chooser([None], budget_s=10.0)
+    chooser.spend(4.0)
+    assert chooser.allows(6.0)
+    assert not chooser.allows(6.1)
+    chooser.limit(100)  # a tenth of which may be tuning
+    for _ in range(4):
+        chooser.spend(0.5)
+    assert (chooser.trips, chooser.allows(0.0)) == (5, True)
+    chooser.spend(1.2, None)  # which is as long as an iteration on average
+    assert chooser.trips == 6
+    for _ in range(5):
+        chooser.spend(0.1)
+    assert not chooser.allows(0.0), "iterations count, however short they are"
+
+
 def test_tuning_anew_stays_within_a_tenth_of_the_training() -> None:
     generator = np.random.default_rng(0)
     chooser = Chooser(decisions(2), budget_s=12.0)

@@ -1,0 +1,99 @@
+"""What an iteration leaves to run on a device belongs to its own trial."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import rose_compiler
+from rose_compiler.api import unit as module
+from rose_compiler.api.awaiting import Awaiting, in_use
+from rose_compiler.ir import facts
+from rose_compiler.ir.parse import parse
+from tests.api.loops import Training, iteration
+
+TEXT = """
+@op(reads=[], writes=[])
+def f(x): ...
+
+@program()
+def p(x):
+    a = f(x)
+    b = f(a)
+    return b
+"""
+
+
+class Device:
+    """Runs what is issued to it, a second each, once somebody waits; its clock."""
+
+    def __init__(self) -> None:
+        self.now, self.queued = 0.0, 0
+
+    def perf_counter(self) -> float:
+        self.now += 0.125
+        return self.now
+
+    def __call__(self, program: Any) -> None:
+        self.now += self.queued
+        self.queued = 0
+
+
+def test_an_iteration_that_is_compared_lasts_until_the_device_is_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training, device = Training(), Device()
+    fast = rose_compiler.compile(iteration, numerics="bitwise")
+    training.run(fast, 2)
+    unit = fast._last.unit
+    chooser: Any = unit.tuning()._chooser
+    chooser.trial_s = 3.0
+    unit.awaiting = device
+    real = module.Unit._bound
+
+    def bound(self: Any, *args: Any) -> Any:
+        run = real(self, *args)
+
+        def issued() -> Any:
+            device.queued += 1
+            return run()
+
+        return issued
+
+    monkeypatch.setattr(module.Unit, "_bound", bound)
+    monkeypatch.setattr(module, "time", device)
+    device.queued = 7  # from before
+    for _ in range(60):
+        if chooser.settled:
+            break
+        training.run(fast)
+    trials = [t for c, ts in chooser.trials.items() if chooser.candidates[c] for t in ts]
+    assert len(trials) >= 2
+    assert {s for trial in trials for s in trial.seconds} == {1.125}
+    chooser.adopt(chooser.candidates[1], "enough was seen")
+    training.run(fast)
+    assert device.queued == 1, "nobody waits any more"
+    fast.close()
+    training.close()
+
+
+def test_all_devices_in_use_are_waited_for() -> None:
+    program = parse(TEXT)
+    a, b = (program.find(name) for name in "ab")
+    facts.put(a, spec=facts.Spec("tensor", device="cuda:1"))
+    facts.put(b, spec=facts.Spec("tensor", device="cpu"))
+    waited: list[str] = []
+    awaiting = Awaiting(
+        lambda device: waited.append(str(device)),
+        lambda: [torch.device("cuda:0"), torch.device("cuda:1")],
+    )
+    awaiting(program)
+    awaiting(program)
+    assert waited == ["cuda:1", "cuda:0"] * 2
+
+
+def test_nothing_is_started_by_asking() -> None:
+    assert in_use() == []
+    assert not torch.cuda.is_initialized()
