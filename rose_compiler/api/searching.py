@@ -85,7 +85,7 @@ def _local(
     profile = base.profile
     most = budget(tuning.options.tune_budget, profile.iteration_s[-1])
     found = measured(profile, base.program, programs, unit.watch.examples, most)
-    tuning.spend(time.perf_counter() - started)
+    tuning.spend(time.perf_counter() - started, 0)
     return found
 
 

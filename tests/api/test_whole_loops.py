@@ -460,7 +460,7 @@ def test_batches_see_to_what_lives_elsewhere_as_iterations_do(monkeypatch):
     """A component that dies in a batch goes on from a state of its beginning."""
     seen = []
     _noting(monkeypatch, Hosted, "rose_boundary", lambda *args: seen.append("boundary"))
-    _noting(monkeypatch, ProcessQuotas, "boundary", lambda *args: seen.append(args[-1]))
+    _noting(monkeypatch, ProcessQuotas, "boundary", lambda *args: seen.append(args[-2]))
     _noting(monkeypatch, units.Unit, "run", lambda *args: seen.append("single"))
     _noting(monkeypatch, trips.Batch, "__init__", lambda *args: seen.append("batch"))
     net, optimizer = parts()
