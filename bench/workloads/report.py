@@ -34,9 +34,11 @@ def times(rows: Sequence[Row]) -> str:
 
 
 def _predicted(row: Row) -> str:
-    """What was predicted, and of how much that is."""
+    """What was predicted, of how much that is, and how far off that makes it."""
     made = row.forecast
-    return "-" if made is None else f"{_ms(made.predicted)} of {_ms(made.measured)}"
+    if made is None:
+        return "-"
+    return f"{_ms(made.predicted)} of {_ms(made.measured)} ({made.error:.2f})"
 
 
 def ratios(rows: Sequence[Row]) -> str:

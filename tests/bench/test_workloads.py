@@ -187,26 +187,37 @@ def test_a_prediction_that_is_off_is_a_goal_missed() -> None:
 class _Compiled:
     """A compiled function that predicts 6 of the 10 seconds of one piece of an iteration."""
 
-    def __init__(self, profiles: bool = True) -> None:
-        self.profiles, self.profile, self.asked = profiles, object(), False
+    def __init__(self, profiles: bool = True, slow_from: float = float("inf")) -> None:
+        self.profiles, self.asked, self.slow_from, self.steps = profiles, False, slow_from, 0
+        self.seconds: list[float] = []
         self.cost = SimpleNamespace(prediction=SimpleNamespace(seconds=6.0), measured_s=10.0)
         self.now = 0.0
+
+    @property
+    def profile(self) -> object:  # a new one each time, as of the compiler
+        return SimpleNamespace(iteration_s=tuple(self.seconds))
 
     def profile_next(self) -> None:
         self.asked = True
 
     def step(self) -> None:
-        self.now += 50.0 if self.asked and self.profiles else 40.0
+        seconds = 50.0 if self.asked and self.profiles else 40.0
+        self.now += seconds if self.steps < self.slow_from else 2 * seconds
+        self.steps += 1
         if self.asked and self.profiles:
-            self.profile = object()
+            self.seconds.append(10.0)
         self.asked = False
 
 
 def test_a_forecast_is_of_whole_iterations_beside_those_that_were_profiled() -> None:
     function = _Compiled()
     made = forecast(function, function.step, 3, lambda: function.now)
-    assert made == Forecast(30.0, 40.0)
+    assert made == Forecast(30.0, 40.0, (0.75, 0.75, 0.75))
     assert made.error == 0.75
+    slower = _Compiled(slow_from=8)  # a machine at half of its speed for the second half
+    made = forecast(slower, slower.step, 7, lambda: slower.now)
+    assert made is not None
+    assert (made.predicted, made.measured, made.error) == (30.0, 60.0, 0.75)
     eager = _Compiled(profiles=False)
     assert forecast(eager, eager.step, 3, lambda: eager.now) is None
 
@@ -220,7 +231,8 @@ def test_the_geometric_mean() -> None:
 def test_tables_are_markdown_and_say_what_is_absent() -> None:
     row = made_up(1.25, bound=1.9)
     times = report.times([row]).splitlines()
-    assert times[2] == "| grpo | 3000 | 2000 | - | - | 1250 | 1250 | 1900 | 1250 of 1250 | 9, - |"
+    shown = "3000 | 2000 | - | - | 1250 | 1250 | 1900 | 1250 of 1250 (1.00) | 9, -"
+    assert times[2] == f"| grpo | {shown} |"
     assert "no room" in report.ratios([row])
     assert "no C: no g++" in report.details(row)
 
