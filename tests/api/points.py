@@ -1,4 +1,4 @@
-"""Environments of the small loop, for processes that need not load torch."""
+"""Environments of the small loop and others, for processes that need not load torch."""
 
 from __future__ import annotations
 
@@ -43,3 +43,9 @@ class Stated(Drift):
 
     def set_state(self, state: Any) -> None:
         self.position, self.count = state
+
+
+def cheetah() -> gymnasium.Env:
+    """MuJoCo's runner with short episodes, whose returns are told."""
+    made = gymnasium.make("HalfCheetah-v5", max_episode_steps=40)
+    return gymnasium.wrappers.RecordEpisodeStatistics(made)

@@ -13,15 +13,11 @@ from rose_compiler.base.decision import Decision
 from rose_compiler.runtime.support import Runtime
 from rose_compiler.sim import ShardedEnv
 from rose_compiler.sim.batched import Stack
+from tests.api.points import cheetah
 from tests.samples.ppo import Setup, differences, iteration, state_of
 
 CALLS = 5
 REWRITES = {"hoist", "scan", "split", "tile_batch", "late"}
-
-
-def cheetah():  # type: ignore[no-untyped-def]
-    made = gym.make("HalfCheetah-v5", max_episode_steps=40)
-    return gym.wrappers.RecordEpisodeStatistics(made)
 
 
 def wrapped_cheetah():  # type: ignore[no-untyped-def]
