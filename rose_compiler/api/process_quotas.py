@@ -3,35 +3,47 @@
 Once a schedule is settled on and profiled, its plan of SMs is tried, where the machine has MPS:
 components that have no state, or can hand it over, go on in new processes, all moved together. What
 is in force and the new plan take turns in blocks of iterations (:mod:`rose_compiler.tune.blocks`);
-the plan stays if it is faster beyond doubt, else all go back. After a drift the schedule is
-profiled anew, and the plan that follows from that meets the one in force the same way.
+the plan stays if it is faster beyond doubt, else all go back. The first plan goes by one profile;
+an iteration of each that was tried is profiled too, and responses are fitted to all of them, so
+that the next plan rests on measured points. After a drift the schedule is profiled anew, and the
+plan that follows from that meets the one in force the same way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
 import torch
 
 from rose_compiler.api.objects import hosted
-from rose_compiler.api.profiling import Profiling
+from rose_compiler.api.profiling import Instrumented, Profiling
 from rose_compiler.api.quotas import plan_quotas
+from rose_compiler.api.schedules import Schedule
 from rose_compiler.api.tuning import Tuning
+from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import QuotaError
+from rose_compiler.base.machine import detect_cpu
+from rose_compiler.base.profile import Timeline
 from rose_compiler.base.quota import BY_PROCESS, QuotaPlan
 from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.runtime.hosts.moving import starts_with
 from rose_compiler.runtime.quotas import Applied, QuotaBackend, all_backends
 from rose_compiler.runtime.quotas.moves import move
-from rose_compiler.tune.blocks import Blocks, Budget, least_s, spent
+from rose_compiler.tune.blocks import MARGIN, Blocks, Budget, least_s, spent
+from rose_compiler.tune.branches import Alone, responses
 
 PASS = "quota"
 #: Who gives variables to processes here, beside others.
 BY = "sms"
+#: Iterations that responses are fitted to, at most: the first profile, and one of each plan tried.
+POINTS = 5
+
+#: A plan by responses in chunks of SMs, None for what the profile alone says, better than another.
+Plan = Callable[[Alone | None, QuotaPlan | None], QuotaPlan]
 
 
 @dataclass
@@ -71,6 +83,9 @@ class ProcessQuotas:
         self._moved: dict[str, Any] = {}  # components that went to other processes, by lane
         self._given: dict[str, dict[str, str]] = {}  # the variables that these have there
         self._trial: _Trial | None = None
+        self._points: list[tuple[dict[str, int] | None, Timeline]] = []  # chunks by lane
+        self._tried: list[QuotaPlan] = []  # that points, and trials, were made of
+        self._made: tuple[Decision, Instrumented] | None = None
         self._done = False
         self._drifts = 0  # those that quotas were planned anew after
 
@@ -88,10 +103,13 @@ class ProcessQuotas:
             profiling.anew()
             self.again()
         before = self.plan
+        profiled = tuning.settled and not profiling.pending(tuning.best)
+        if profiled and not self._points and not self._done:
+            self.seen(profiling.last.profile.timeline)
         self.boundary(
             objects,
-            lambda: plan_quotas(profiling.last.profile, backend),
-            tuning.settled and not profiling.pending(tuning.best),
+            lambda alone, than: plan_quotas(profiling.last.profile, backend, alone, than=than),
+            profiled,
             tuning,
         )
         if self.plan is not before and not self.comparing:
@@ -100,7 +118,7 @@ class ProcessQuotas:
     def boundary(
         self,
         objects: dict[str, Any],
-        plan: Callable[[], QuotaPlan],
+        plan: Plan,
         profiled: bool,
         budget: Budget,
     ) -> None:
@@ -126,6 +144,59 @@ class ProcessQuotas:
                     trial.blocks.stop()
         if trial is not None and trial.blocks.decided:
             self._tell(trial)
+            self._trial = self._next(trial, objects, plan, budget) if profiled else None
+
+    @property
+    def watching(self) -> bool:
+        """Whether the iteration that begins is to be profiled: the last one that is not compared
+        behind the first change to a plan."""
+        trial = self._trial
+        if trial is None or self.plan is None or trial.blocks.decided:
+            return False
+        return trial.blocks.cold == 1 and self.plan not in self._tried
+
+    def seen(self, timeline: Timeline | None) -> None:
+        """An iteration was profiled under what is in force."""
+        plan = self.plan
+        if timeline is None:
+            return
+        chunks = None if plan is None else {s.lane: s.units // plan.chunk for s in plan.shares}
+        self._points.append((chunks, timeline))
+        if plan is not None:
+            self._tried.append(plan)
+
+    def runner(self, schedule: Schedule, run: Callable[..., Any]) -> Callable[..., Any]:
+        """What runs the iteration that begins: ``run``, or a profiled one."""
+        if not self.watching or schedule.emitted.edited:
+            return run
+        if self._made is None or self._made[0] != schedule.decision:
+            self._made = schedule.decision, Instrumented(schedule.program, detect_cpu())
+        made = self._made[1]
+
+        def measured(runtime: Any, *inputs: Any) -> Any:
+            result = made.run(runtime, *inputs)
+            self.seen(made.timelines[-1])
+            return result
+
+        return measured
+
+    def _next(
+        self, over: _Trial, objects: dict[str, Any], plan: Plan, budget: Budget
+    ) -> _Trial | None:
+        """The comparison that follows: of the plan that all points speak for, if it is a new one
+        and better than the one that was just tried, as these have it."""
+        if not 1 < len(self._points) < POINTS or over.new not in self._tried:
+            return None
+        alone = responses(self._points, over.new.machine.chunks)
+        made = plan(alone, over.new)
+        if any(made.shares == one.shares for one in self._tried):
+            return None
+        if made.predicted_s is None or made.before_s is None:
+            return None
+        if made.predicted_s > (1 - MARGIN) * made.before_s:
+            return None
+        note = f"responses from {len(self._points)} profiled iterations"
+        return self._begun(objects, lambda *_: replace(made, notes=(*made.notes, note)), budget)
 
     def record(self, seconds: float) -> None:
         """An iteration of the schedule that is settled on took so long."""
@@ -136,6 +207,7 @@ class ProcessQuotas:
         """Iterations have changed their length for good: once the schedule is settled on and
         profiled anew, the plan that follows from that meets the one in force."""
         self._done = False
+        self._points, self._tried = [], []
 
     def release(self) -> None:
         """Take the quotas back: whoever was moved goes on in a process without them, before the
@@ -172,14 +244,12 @@ class ProcessQuotas:
                 starts_with(self._moved[lane], {}, BY)
             self._missed(f"quotas have gone: {error.what}", error.help)
 
-    def _begun(
-        self, objects: dict[str, Any], plan: Callable[[], QuotaPlan], budget: Budget
-    ) -> _Trial | None:
+    def _begun(self, objects: dict[str, Any], plan: Plan, budget: Budget) -> _Trial | None:
         """What is in force against the plan of the latest profile, if that is another one."""
         found = {f"host:{n}": h for n, h in hosted(objects).items() if h.hosts == "process"}
         if not found or not self._available():
             return None
-        made = plan()
+        made = plan(None, None)
         parts = {s.lane: found[s.lane] for s in made.shares if s.lane in found}
         if made.backend not in BY_PROCESS or not parts or self._backend(made) is None:
             return None

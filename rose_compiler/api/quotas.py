@@ -16,14 +16,19 @@ _STREAMS: tuple[Backend, ...] = ("green-context",)
 
 
 def plan_quotas(
-    profile: Profile | None, backend: str, alone: Alone | None = None, outside_s: float = 0.0
+    profile: Profile | None,
+    backend: str,
+    alone: Alone | None = None,
+    outside_s: float = 0.0,
+    than: QuotaPlan | None = None,
 ) -> QuotaPlan:
     """The plan for one profile; without shares where there is nothing to divide, and a note why.
 
     ``backend`` is the argument of ``compile``. A virtual machine is planned for as if lanes in
     processes of their own shared it through MPS, and its times and activity are those measured
-    here. ``alone`` has responses of operations that nothing ran beside, in cores; ``outside_s`` are
-    seconds of an iteration that no operation takes.
+    here. ``alone`` has responses of operations, in cores if nothing ran beside them, or in chunks
+    of SMs; ``outside_s`` are seconds of an iteration that no operation takes. What is predicted
+    without the plan is equal shares, or the plan ``than``.
 
     Raises ``ConfigError`` (``config-machine``) for a virtual machine that nothing describes.
     """
@@ -42,13 +47,16 @@ def plan_quotas(
     else:
         found = divide(graph, chunks)
         notes.append(f"from one profiled iteration on {profile.machine}")
+        before_s = found.equal_s
+        if than is not None and {s.lane for s in than.shares} == set(graph.lanes):
+            before_s = found.predict({s.lane: s.units // than.chunk for s in than.shares})
         return QuotaPlan.divide(
             kind,
             machine,
             dict(found.chunks),
             why=found.why,
             device=device,
-            before_s=found.equal_s + outside_s,
+            before_s=before_s + outside_s,
             predicted_s=found.predicted_s + outside_s,
             notes=tuple(notes),
         )

@@ -254,7 +254,8 @@ class Unit(Choosing):
         inputs = self._inputs(values, states)
         runtime.on(schedule.device)
         if trace is None:
-            run, edited = self.streams.runner(schedule), schedule.emitted.edited
+            run = self.processes.runner(schedule, self.streams.runner(schedule))
+            edited = schedule.emitted.edited
             if not edited and self.profiling.wanted(schedule.decision, settled):
                 run = self.profiling.runner(schedule.decision, schedule.program)
             return lambda: run(runtime, *inputs)

@@ -50,10 +50,15 @@ def leave(start: float) -> None:
     """The phase that began last in this thread, at ``start``, ends."""
     ended = ("/".join(_mine.names), start, perf_counter())
     _mine.names.pop()
+    hand_on([ended])
+
+
+def hand_on(ended: Iterable[Ended]) -> None:
+    """Leave phases of this thread, or of what it waited for, where its own go."""
     if _mine.into is not None:
-        _mine.into.append(ended)
+        _mine.into.extend(ended)
     else:
-        note([ended])
+        note(ended)
 
 
 def note(ended: Iterable[Ended], lane: str | None = None) -> None:

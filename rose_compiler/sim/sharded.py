@@ -184,9 +184,16 @@ class ShardedEnv(VectorEnv):
 
         Raises what an environment raised, with a note that names the shard.
         """
+        noted = phases.wanted()
         try:
+            if noted:  # what environments name elsewhere; lanes ask for it themselves
+                self.timed(True)
             self.step_async(actions)
-            return self.step_wait()
+            result = self.step_wait()
+            if noted:
+                phases.hand_on(self.phases())
+                self.timed(False)
+            return result
         except KeyboardInterrupt as error:
             self._fault(error)
             raise

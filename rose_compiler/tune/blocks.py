@@ -69,6 +69,11 @@ class Blocks:
         return self.won is not None
 
     @property
+    def cold(self) -> int:
+        """How many iterations from here on are not compared."""
+        return self._cold
+
+    @property
     def new(self) -> bool:
         """What the next iteration is to run under; the winner once that is decided."""
         return self.won if self.won is not None else self._order[0]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import bisect
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rose_compiler.base.machine import Task
@@ -61,16 +61,33 @@ def alone_in(profiles: Mapping[int, Sequence[Profile]]) -> Alone:
     return {op: fit([*known.items()]) for op, known in points.items()}
 
 
-def responses(measured: Sequence[tuple[Mapping[str, int], Timeline]]) -> Alone:
-    """Responses fitted to iterations under other quotas each, in chunks by lane."""
+def responses(
+    measured: Sequence[tuple[Mapping[str, int] | None, Timeline]], chunks: int = 0
+) -> Alone:
+    """Responses fitted to iterations under other quotas each, in chunks by lane.
+
+    In one without any, None, an operation has of the ``chunks`` of the device what it keeps busy:
+    as others ran beside it there, that counts only until two others are known.
+    """
     points: dict[str, list[tuple[float, float]]] = {}
+    shared: dict[str, list[tuple[float, float]]] = {}
     for quotas, timeline in measured:
-        taken: dict[tuple[str, str], list[float]] = {}
+        taken: dict[tuple[str, float], list[float]] = {}
         for span in timeline.spans:
-            if (lane := span.lane or COORDINATOR) in quotas:
-                taken.setdefault((span.op, lane), []).append(span.duration_s)
-        for (op, lane), seconds in taken.items():
-            points.setdefault(op, []).append((quotas[lane], statistics.median(seconds)))
+            lane = span.lane or COORDINATOR
+            if quotas is None:
+                units = max(1e-3, span.activity) * chunks
+            elif lane in quotas:
+                units = float(quotas[lane])
+            else:
+                continue
+            taken.setdefault((span.op, units), []).append(span.duration_s)
+        into = shared if quotas is None else points
+        for (op, units), durations in taken.items():
+            into.setdefault(op, []).append((units, statistics.median(durations)))
+    for op, found in shared.items():
+        if len({units for units, _ in points.get(op, ())}) < 2:
+            points.setdefault(op, []).extend(found)
     return {op: fit(found) for op, found in points.items()}
 
 
@@ -112,6 +129,7 @@ class Divided:
     equal_s: float
     predicted_s: float
     why: Mapping[str, str]
+    predict: Callable[[Mapping[str, int]], float]  # the time with other quotas
 
 
 def divide(graph: Branches, chunks: int) -> Divided:
@@ -127,4 +145,4 @@ def divide(graph: Branches, chunks: int) -> Divided:
         lane: "critical" if s <= WORTH * timed.makespan else f"slack {s:.3g} s"
         for lane, s in slack.items()
     }
-    return Divided(found, planner.predict(equal), timed.makespan, why)
+    return Divided(found, planner.predict(equal), timed.makespan, why, planner.predict)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+
+import rose_compiler
 
 
 class Drift(gymnasium.Env):
@@ -33,6 +36,18 @@ class Drift(gymnasium.Env):
         noise = self.np_random.normal(size=3)
         self.position = (0.9 * self.position + 0.1 * noise + action).astype(np.float32)
         return self.position.copy(), -float(np.abs(self.position).sum()), False, self.count > 11, {}
+
+
+class Seen(Drift):
+    """A point whose steps have two phases."""
+
+    def step(self, action: Any) -> Any:
+        with rose_compiler.phase("physics"):
+            result = super().step(action)
+            time.sleep(0.002)
+        with rose_compiler.phase("render"):
+            time.sleep(0.002)
+        return result
 
 
 class Stated(Drift):

@@ -12,7 +12,9 @@ import torch
 import rose_compiler
 from rose_compiler.base import phases
 from rose_compiler.base.profile import Span, Timeline
+from rose_compiler.sim import ShardedEnv
 from rose_compiler.tune.windows import find_windows
+from tests.api.points import Seen
 
 
 class Robot:
@@ -78,6 +80,31 @@ def test_phases_of_a_component_are_seen(host: Any, tmp_path: Path) -> None:
         named = [e["name"] for e in events if e.get("cat") == "phase"]
         assert sorted(named) == sorted(["physics", "contacts", "render"] * 2)
         step.close()
+
+
+def rollout(policy: Any, envs: Any, obs: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        for _ in range(2):
+            seen, _, _, _, _ = envs.step(policy(obs).numpy())
+            obs = torch.as_tensor(seen, dtype=torch.float32)
+    return obs
+
+
+def test_phases_in_the_environments_of_shards_are_in_windows() -> None:
+    policy = torch.nn.Linear(3, 3)
+    envs = ShardedEnv.split([Seen] * 2, shards=2, hosts="process")
+    obs = torch.as_tensor(envs.reset(seed=0)[0])
+    step = rose_compiler.compile(rollout, tune=False)
+    for _ in range(4):
+        obs = step(policy, envs, obs)
+    timeline = step.profile.timeline
+    assert timeline is not None
+    assert {p.op for p in timeline.phases} == {"physics", "render"}
+    running = {name for window in step.windows() for name in window.running}
+    for phase in ("physics", "render"):
+        assert any(name.endswith(f": {phase}") for name in running), running
+    step.close()
+    envs.close()
 
 
 def test_a_window_ends_where_a_phase_does() -> None:

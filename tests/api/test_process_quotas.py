@@ -87,7 +87,7 @@ def run(
     """Iterations of a settled schedule until nothing is compared any more: what was in force in
     each."""
     purse = Purse(seconds)
-    quotas.boundary(parts, lambda: plan, True, purse)
+    quotas.boundary(parts, lambda *_: plan, True, purse)
     seen = []
     while quotas.comparing:
         seen.append(quotas.plan)
@@ -95,7 +95,7 @@ def run(
         taken = took()
         quotas.record(taken)
         purse.spend(taken)
-        quotas.boundary(parts, lambda: plan, True, purse)
+        quotas.boundary(parts, lambda *_: plan, True, purse)
     return seen
 
 
@@ -103,7 +103,7 @@ def driven(fake: Fake, parts: dict[str, Hosted], after: float) -> tuple[ProcessQ
     """What a settled schedule does, whose iterations take 1 s without quotas and that long with."""
     quotas, log = made(fake)
     quotas.record(9.0)
-    quotas.boundary(parts, lambda: PLAN, False, Purse())  # a schedule that was not profiled yet
+    quotas.boundary(parts, lambda *_: PLAN, False, Purse())  # a schedule that was not profiled yet
     assert not quotas.comparing
     run(quotas, parts, PLAN, lambda: 1.0 if quotas.plan is None else after)
     return quotas, log
@@ -154,7 +154,7 @@ def test_plans_take_turns_in_pairs(fake: Fake, parts: dict[str, Hosted]) -> None
 def test_a_drift_has_a_plan_made_anew(fake: Fake, parts: dict[str, Hosted]) -> None:
     quotas, log = driven(fake, parts, 0.5)
     sim = parts["sim"]
-    quotas.boundary(parts, lambda: OTHER, True, Purse())
+    quotas.boundary(parts, lambda *_: OTHER, True, Purse())
     assert not quotas.comparing, "once, while nothing changes"
     quotas.again()
     seen = run(quotas, parts, OTHER, lambda: 1.0 if quotas.plan is PLAN else 0.8)
@@ -198,11 +198,11 @@ def test_a_comparison_takes_no_more_than_the_time_for_tuning(
 
 def test_a_search_that_begins_ends_the_comparison(fake: Fake, parts: dict[str, Hosted]) -> None:
     quotas, _ = made(fake)
-    quotas.boundary(parts, lambda: PLAN, True, Purse())
+    quotas.boundary(parts, lambda *_: PLAN, True, Purse())
     while quotas.plan is None:
         quotas.record(1.0)
-        quotas.boundary(parts, lambda: PLAN, True, Purse())
-    quotas.boundary(parts, lambda: PLAN, False, Purse())
+        quotas.boundary(parts, lambda *_: PLAN, True, Purse())
+    quotas.boundary(parts, lambda *_: PLAN, False, Purse())
     assert not quotas.comparing
     assert quotas.plan is None
     assert parts["sim"].seen(PERCENT) is None
@@ -242,7 +242,7 @@ def test_training_goes_on_when_the_daemon_has_gone(fake: Fake, parts: dict[str, 
     os.kill(quotas._applied.daemon._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
     quotas._applied.daemon._process.wait()  # type: ignore[attr-defined]
     for _ in range(2):
-        quotas.boundary(parts, lambda: PLAN, True, Purse())
+        quotas.boundary(parts, lambda *_: PLAN, True, Purse())
     assert quotas.plan is None
     assert [r.code for r in log][2:] == ["not-available"]
     assert "quotas have gone" in log[-1].why
