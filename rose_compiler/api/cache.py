@@ -28,12 +28,19 @@ from rose_compiler.base import knobs
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import RoseError
 from rose_compiler.base.knobs import Settings
-from rose_compiler.base.quota import QuotaPlan
+from rose_compiler.base.quota import BY_PROCESS, Backend, QuotaPlan
 from rose_compiler.base.remarks import Remark, RemarkLog
 
 PASS = "cache"
 _FORMAT = 1
 _LIMIT = 64 * 1024  # bytes; an entry has some hundred
+#: Plans of SMs that are kept with a schedule, and what each may be had by: in force for components
+#: in processes, waiting until these start anew, in force for streams.
+SMS: dict[str, tuple[Backend, ...]] = {
+    "processes": BY_PROCESS,
+    "pending": BY_PROCESS,
+    "streams": ("green-context",),
+}
 
 
 def folder(settings: Settings) -> Path | None:
@@ -79,6 +86,9 @@ class Entry:
         self._log = log
         #: The quotas of the schedule that was loaded, with what was predicted of them.
         self.plan: QuotaPlan | None = None
+        #: The plans of SMs that are kept with it, by what :data:`SMS` calls them.
+        self.sms: dict[str, QuotaPlan] = {}
+        self._data: dict[str, Any] | None = None  # what lies on disk, plans of SMs apart
 
     def load(self, candidates: list[Decision | None]) -> int | None:
         """Which candidate an earlier run settled on; ``None`` where there is none to be trusted.
@@ -102,6 +112,8 @@ class Entry:
                 candidates.append(decision)  # they are made from what was measured in that run
             index, quotas = candidates.index(decision), found.get("quotas")
             self.plan = None if quotas is None else _checked(quotas, decision)
+            self.sms = _plans(found.pop("sms", {}))
+            self._data = found
             return index
         except FileNotFoundError:
             return None
@@ -121,6 +133,32 @@ class Entry:
         }
         if plan is not None:
             data["quotas"] = plan.to_dict()
+        data = json.loads(json.dumps(data))  # as it is read again
+        if self._data is None or self._data["decision"] != data["decision"]:
+            self.sms = {}  # another schedule's
+        self._data = data
+        self._write()
+
+    def keep(self, kind: str, plan: QuotaPlan | None) -> None:
+        """Keep a plan of SMs with the schedule that is kept, if one is; None: there is none."""
+        if plan == self.sms.get(kind):
+            return
+        self.sms = {name: one for name, one in self.sms.items() if name != kind}
+        if plan is not None:
+            self.sms[kind] = plan
+        if self._data is not None:
+            self._write()
+
+    def forget(self, kind: str, why: str) -> None:
+        """Delete a plan of SMs, with a remark."""
+        self.keep(kind, None)
+        self._say(f"the plan of SMs for {kind} {why}; it is deleted")
+
+    def _write(self) -> None:
+        assert self._data is not None
+        data = dict(self._data)
+        if self.sms:
+            data["sms"] = {kind: plan.to_dict() for kind, plan in self.sms.items()}
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(self.path, json.dumps(data, indent=1) + "\n")
@@ -129,6 +167,7 @@ class Entry:
 
     def discard(self, why: str) -> None:
         """Delete the entry, with a remark."""
+        self._data, self.sms = None, {}
         with suppress(OSError):
             self.path.unlink()
         self._say(f"{why}; it is deleted, and tuning begins anew")
@@ -144,3 +183,12 @@ def _checked(data: Mapping[str, Any], decision: Decision | None) -> QuotaPlan:
     if plan.backend != "cores" or decision is None or shares != decision.cores:
         raise ValueError("its quotas are not those of its schedule")
     return plan
+
+
+def _plans(data: Mapping[str, Any]) -> dict[str, QuotaPlan]:
+    """Plans of SMs as they were stored; raises ``ValueError`` if any can't be one of its kind."""
+    found = {kind: QuotaPlan.from_dict(plan) for kind, plan in dict(data).items()}
+    for kind, plan in found.items():
+        if plan.backend not in SMS.get(kind, ()) or not plan.shares:
+            raise ValueError(f"a plan of {plan.backend} is not one for {kind}")
+    return found

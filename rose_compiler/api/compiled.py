@@ -264,12 +264,14 @@ class Compiled:
 
         With ``backend="virtual:h200"``, or the path of a description, it is a plan for that GPU.
         Before anything was profiled it has no shares, and says so. Where tuning has settled on core
-        quotas, or streams have won SMs of their own, that is the plan, with what was predicted.
+        quotas, or streams or processes have won SMs of their own, that is the plan, with what was
+        predicted; so is one that components which can't be moved wait for, until they start anew.
         """
         virtual = self._options.backend.startswith(VIRTUAL)
         if self._last is not None and self._last.unit.recorded and not virtual:
             unit = self._last.unit
-            planned = unit.cores.plans.get(unit.tuning().best, unit.streams.plan)
+            sms = unit.streams.plan or unit.processes.plan or unit.processes.pending
+            planned = unit.cores.plans.get(unit.tuning().best, sms)
             if planned is not None:
                 return planned
         profile = None

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from rose_compiler.api.cache import Entry
 from rose_compiler.api.objects import hosted
 from rose_compiler.api.profiling import Instrumented, Profiling
 from rose_compiler.api.quotas import plan_quotas
@@ -28,10 +29,10 @@ from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import QuotaError
 from rose_compiler.base.machine import detect_cpu
 from rose_compiler.base.profile import Timeline
-from rose_compiler.base.quota import BY_PROCESS, QuotaPlan
+from rose_compiler.base.quota import BY_PROCESS, COORDINATOR, QuotaPlan
 from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.runtime.hosts.moving import starts_with
-from rose_compiler.runtime.quotas import Applied, QuotaBackend, all_backends
+from rose_compiler.runtime.quotas import Applied, Device, QuotaBackend, all_backends, devices
 from rose_compiler.runtime.quotas.moves import move
 from rose_compiler.tune.blocks import MARGIN, Blocks, Budget, least_s, spent
 from rose_compiler.tune.branches import Alone, responses
@@ -63,17 +64,20 @@ class _Trial:
 
 
 class ProcessQuotas:
-    """The process quotas of one unit. ``available`` says whether there is a device to share."""
+    """The process quotas of one unit. ``available`` says whether there is a device to share,
+    ``found`` which there are."""
 
     def __init__(
         self,
         log: RemarkLog,
         available: Callable[[], bool] = torch.cuda.is_available,
         backends: Callable[[], Sequence[QuotaBackend]] = all_backends,
+        found: Callable[[], Sequence[Device]] = devices,
     ) -> None:
         self._log = log
         self._available = available
         self._backends = backends
+        self._found = found
         #: The plan in force, if any.
         self.plan: QuotaPlan | None = None
         #: The plan that not all could be moved to: for the next start.
@@ -88,6 +92,9 @@ class ProcessQuotas:
         self._made: tuple[Decision, Instrumented] | None = None
         self._done = False
         self._drifts = 0  # those that quotas were planned anew after
+        self._looked = False  # for what an earlier run has kept
+        self._known: QuotaPlan | None = None  # that was in force earlier, and is to be again
+        self._news = False  # a comparison has ended since
 
     @property
     def comparing(self) -> bool:
@@ -95,16 +102,24 @@ class ProcessQuotas:
         return self._trial is not None
 
     def between(
-        self, objects: dict[str, Any], tuning: Tuning, profiling: Profiling, backend: str
+        self,
+        objects: dict[str, Any],
+        tuning: Tuning,
+        profiling: Profiling,
+        backend: str,
+        schedule: Schedule | None,
     ) -> None:
-        """:meth:`boundary` for the schedules of one unit; ``backend`` is ``compile``'s."""
+        """:meth:`boundary` for the schedules of one unit, of which ``schedule`` runs; ``backend``
+        is ``compile``'s."""
+        if tuning.settled:
+            self._earlier(objects, tuning.entry, schedule)
         if tuning.drifts != self._drifts:
             self._drifts = tuning.drifts
             profiling.anew()
             self.again()
         before = self.plan
         profiled = tuning.settled and not profiling.pending(tuning.best)
-        if profiled and not self._points and not self._done:
+        if profiled and not self._points and not self._done and profiling.latest is not None:
             self.seen(profiling.last.profile.timeline)
         self.boundary(
             objects,
@@ -114,6 +129,47 @@ class ProcessQuotas:
         )
         if self.plan is not before and not self.comparing:
             tuning.steady()
+        if self._news and tuning.entry is not None:
+            tuning.entry.keep("processes", self.plan)
+            tuning.entry.keep("pending", self.pending if self.plan is None else None)
+        self._news = False
+
+    def _earlier(
+        self, objects: dict[str, Any], entry: Entry | None, schedule: Schedule | None
+    ) -> None:
+        """Put the plan into force that an earlier run has found, or this one before `close()`."""
+        if not self._looked:
+            self._looked = True
+            kept = {} if entry is None else entry.sms
+            self._known, self.pending = kept.get("processes"), kept.get("pending")
+        plan = self._known
+        if plan is None or schedule is None or not self._available():
+            return
+        self._known = None
+        parts = self._parts(objects, plan)
+        try:
+            gpu = self._found()[0]
+            here, why = gpu.machine(), ""
+        except (QuotaError, IndexError) as error:
+            self._missed(f"the GPU can't be described: {error}", None)
+            return
+        lanes = {COORDINATOR, *(schedule.emitted.plan.lanes if schedule.emitted.plan else ())}
+        if here != plan.machine:
+            why = f"is one for {plan.machine.name} with {plan.machine.sms} SMs"
+        elif not parts or not {share.lane for share in plan.shares} <= lanes:
+            why = "is not one for the lanes of its schedule"
+        if why and entry is not None:
+            entry.forget("processes", why)
+        if why or self._backend(plan) is None:
+            return
+        self._done = True
+        trial = self._trial = _Trial(self.plan, plan.on(gpu.uuid), parts)
+        trial.blocks.won = True
+        self._change(trial)
+        if self._trial is not None:
+            self._trial = None
+            what = f"{', '.join(parts)} in processes with quotas of SMs"
+            self._note([Remark("applied", PASS, (), "moved", f"{what}, which won earlier")])
 
     def boundary(
         self,
@@ -211,7 +267,8 @@ class ProcessQuotas:
 
     def release(self) -> None:
         """Take the quotas back: whoever was moved goes on in a process without them, before the
-        daemon that they rest on ends."""
+        daemon that they rest on ends. Iterations that follow have them again."""
+        self._known = self.plan if not self.comparing else self._known
         self.plan = self._trial = None
         self._leave()
         self._moved = {}
@@ -246,11 +303,10 @@ class ProcessQuotas:
 
     def _begun(self, objects: dict[str, Any], plan: Plan, budget: Budget) -> _Trial | None:
         """What is in force against the plan of the latest profile, if that is another one."""
-        found = {f"host:{n}": h for n, h in hosted(objects).items() if h.hosts == "process"}
-        if not found or not self._available():
+        if not _hosted(objects) or not self._available():
             return None
         made = plan(None, None)
-        parts = {s.lane: found[s.lane] for s in made.shares if s.lane in found}
+        parts = self._parts(objects, made)
         if made.backend not in BY_PROCESS or not parts or self._backend(made) is None:
             return None
         if self.plan is not None and made.shares == self.plan.shares:
@@ -262,6 +318,12 @@ class ProcessQuotas:
             self._note([Remark.from_blocker(PASS, spent(what))])
             return None
         return _Trial(self.plan, made, parts)
+
+    @staticmethod
+    def _parts(objects: dict[str, Any], plan: QuotaPlan) -> dict[str, Any]:
+        """The components in processes that a plan has shares for, by lane."""
+        found = _hosted(objects)
+        return {s.lane: found[s.lane] for s in plan.shares if s.lane in found}
 
     def _backend(self, plan: QuotaPlan) -> QuotaBackend | None:
         return next((b for b in self._backends() if b.name == plan.backend), None)
@@ -292,6 +354,7 @@ class ProcessQuotas:
         if not trial.parts:
             self.plan = trial.old
             self._trial = None
+            self._news = True
             if trial.old is None:
                 self.release()
         elif missed and trial.changed:
@@ -317,7 +380,7 @@ class ProcessQuotas:
 
     def _tell(self, trial: _Trial) -> None:
         """The comparison is over, and the winner in force."""
-        self._trial = None
+        self._trial, self._news = None, True
         blocks, names = trial.blocks, ", ".join(trial.parts)
         pairs = len(blocks.speedups)
         text = f"{blocks.interval} times the speed in {pairs} pairs of blocks" if pairs else ""
@@ -339,6 +402,10 @@ class ProcessQuotas:
 
     def _note(self, remarks: Sequence[Remark]) -> None:
         self._log.extend(remarks)
+
+
+def _hosted(objects: dict[str, Any]) -> dict[str, Any]:
+    return {f"host:{n}": h for n, h in hosted(objects).items() if h.hosts == "process"}
 
 
 def _nothing(lane: str, pid: int) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 import torch
 
+from rose_compiler.api.cache import Entry
 from rose_compiler.api.process_quotas import PASS, ProcessQuotas
 from rose_compiler.api.profiling import Instrumented, Profiling
 from rose_compiler.api.schedules import Schedule
@@ -138,6 +139,8 @@ class StreamQuotas:
         self._trial: _Trial | None = None
         self._done = False
         self._drifts = 0  # those that quotas were planned anew after
+        self._looked = False  # for what an earlier run has kept
+        self._news = False  # a comparison has ended since
         self._lent: tuple[QuotaPlan | None, dict[str, Any]] = (None, {})
 
     @property
@@ -165,6 +168,9 @@ class StreamQuotas:
         if schedule.decision != self._decision:
             self.forget()
             self._decision = schedule.decision
+        if not self._looked:
+            self._looked = True
+            self._earlier(schedule, tuning.entry, processes)
         if self.comparing and not tuning.allows(0.0):
             if self._points is not None:
                 self._missed(spent("quotas of SMs for streams are not compared"))
@@ -182,6 +188,37 @@ class StreamQuotas:
         self.lend(runtime)
         if self.plan is not before and not self.comparing:
             tuning.steady()
+        if self._news and tuning.entry is not None:
+            tuning.entry.keep("streams", self.plan)
+        self._news = False
+
+    def _earlier(self, schedule: Schedule, entry: Entry | None, processes: ProcessQuotas) -> None:
+        """Put the plan into force that an earlier run has found."""
+        plan = None if entry is None else entry.sms.get("streams")
+        device = torch.device(schedule.device)
+        machine = self._machine(device)
+        if entry is None or plan is None or machine is None:
+            return
+        self._lever = self._levers(device.index or 0)
+        blocker = self._unfit(schedule.decision, processes)
+        try:
+            groups = 0 if blocker else self._lever.groups(machine.chunk)
+        except QuotaError as error:
+            blocker = Blocker("not-available", error.what, error.help)
+        if blocker is not None:
+            self._missed(blocker)
+            return
+        lanes = {COORDINATOR, *(schedule.emitted.plan.lanes if schedule.emitted.plan else ())}
+        if plan.machine != replace(machine, sms=groups * machine.chunk):
+            given = f"{plan.machine.sms} SMs to give"
+            entry.forget("streams", f"is one for {plan.machine.name} with {given}")
+        elif not {share.lane for share in plan.shares} <= lanes:
+            entry.forget("streams", "is not one for the lanes of its schedule")
+        else:
+            self.plan, self._done = plan, True
+            what = ", ".join(f"{lane} {units}" for lane, units in _units(plan))
+            why = f"SMs by green contexts ({what} of {plan.capacity}), which won earlier"
+            self._log.add(Remark("applied", PASS, (), "sm-quotas", why))
 
     def runner(self, schedule: Schedule) -> Callable[..., Any]:
         """What runs the iteration that begins."""
@@ -325,7 +362,7 @@ class StreamQuotas:
 
     def _tell(self, trial: _Trial) -> None:
         """The comparison is over: the winner is in force from here on."""
-        self._trial = None
+        self._trial, self._news = None, True
         blocks, new = trial.blocks, trial.new
         what = "streams without quotas of SMs"
         if new is not None:

@@ -125,6 +125,11 @@ class Tuning:
         self._chooser.offer(decision)
 
     @property
+    def entry(self) -> Entry | None:
+        """Where what is settled on is kept for later runs, if anywhere."""
+        return self._entry
+
+    @property
     def drifts(self) -> int:
         """How often iterations have changed their length for good since the first search."""
         return 0 if self._chooser is None else self._chooser.drifts

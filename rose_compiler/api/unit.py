@@ -87,7 +87,9 @@ class Unit(Choosing):
             component.rose_boundary()
 
     def _quotas(self, tuning: Tuning, runtime: Runtime) -> None:
-        self.processes.between(self.program.objects, tuning, self.profiling, self.options.backend)
+        self.processes.between(
+            self.program.objects, tuning, self.profiling, self.options.backend, self.last
+        )
         self.streams.between(self.last, runtime, tuning, self.profiling, self.processes)
 
     def hosts(self) -> Sequence[Any]:

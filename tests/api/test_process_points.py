@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rose_compiler.api import process_quotas
+from rose_compiler.api.cache import Entry
 from rose_compiler.api.process_quotas import POINTS, ProcessQuotas
 from rose_compiler.api.quotas import plan_quotas
+from rose_compiler.base.decision import Decision
 from rose_compiler.base.gpu import Kernel, simulate_gpu
 from rose_compiler.base.machine import load_machine
 from rose_compiler.base.profile import Profile, Span, Timeline
 from rose_compiler.base.quota import QuotaPlan
 from rose_compiler.base.remarks import RemarkLog
+from rose_compiler.runtime.quotas import Device
 
+GPU = Device("GPU-1", "NVIDIA H200", (9, 0), 132, 4.8e12, 13010)
 H200 = load_machine("h200")
 SIM = "host:sim"
 #: Most of a step of the simulator gains nothing from more SMs, which its profile does not show, and
@@ -71,7 +78,12 @@ def quotas(monkeypatch: pytest.MonkeyPatch) -> ProcessQuotas:
     monkeypatch.setattr(process_quotas, "move", move)
     monkeypatch.setattr(process_quotas, "hosted", lambda objects: objects)
     monkeypatch.setattr(process_quotas, "starts_with", lambda *_: None)
-    return ProcessQuotas(RemarkLog(), lambda: True, lambda: [Backend()])  # type: ignore[list-item]
+    return made()
+
+
+def made(gpu: Device = GPU) -> ProcessQuotas:
+    backends: Any = lambda: [Backend()]  # noqa: E731
+    return ProcessQuotas(RemarkLog(), lambda: True, backends, lambda: [gpu])
 
 
 def test_the_next_plan_rests_on_what_was_measured(quotas: ProcessQuotas) -> None:
@@ -112,3 +124,65 @@ def test_the_next_plan_rests_on_what_was_measured(quotas: ProcessQuotas) -> None
     curve = asked[-1]["step"]
     assert all(curve.seconds(k) >= curve.seconds(k + 1) for k in range(1, 16))
     assert curve.seconds(4) == pytest.approx(3e-3 * (0.7 + 0.3 * 132 / 32), rel=0.1)
+
+
+DECISION = Decision(hosted=True)
+PLAN = QuotaPlan.divide("mps-percentage", GPU.machine(), {"coordinator": 12, SIM: 4})
+
+
+def started(quotas: ProcessQuotas, entry: Entry, *lanes: str) -> Any:
+    """What the first iteration of a schedule with these lanes finds that an earlier run kept."""
+    part = SimpleNamespace(hosts="process", pid=1)
+    schedule: Any = SimpleNamespace(emitted=SimpleNamespace(plan=SimpleNamespace(lanes=lanes)))
+    tuning: Any = SimpleNamespace(
+        drifts=0, settled=True, best=DECISION, steady=lambda: None, entry=entry
+    )
+    profiling: Any = SimpleNamespace(pending=lambda _: True, latest=None)
+    quotas.between({"sim": part}, tuning, profiling, "auto", schedule)
+    return part
+
+
+def test_a_second_run_starts_with_the_plan_that_the_first_one_found(
+    quotas: ProcessQuotas, tmp_path: Path
+) -> None:
+    def entry() -> Entry:
+        found = Entry(tmp_path, "p", {}, log)
+        assert found.load([None, DECISION]) == 1
+        return found
+
+    log = RemarkLog()
+    first = Entry(tmp_path, "p", {}, log)
+    first.keep("processes", PLAN)
+    assert not first.path.exists(), "there is no schedule that it belongs to"
+    first.store(DECISION, "won")
+    assert "sms" not in json.loads(first.path.read_text())
+    first.keep("processes", PLAN)
+    part = started(quotas, entry(), SIM)
+    assert (quotas.plan, part.pid) == (PLAN.on("GPU-1"), 2)
+    assert quotas._log[-1].code == "moved"
+    quotas.release()
+    assert quotas.plan is None
+    assert started(quotas, entry(), SIM).pid == 2, "calls after `close()` have it again"
+    kept = entry()
+    kept.store(DECISION, "won again")
+    assert entry().sms == {"processes": PLAN}
+    started(made(replace(GPU, sms=64)), entry(), SIM)
+    assert entry().sms == {}
+    assert "is one for NVIDIA H200 with 132 SMs; it is deleted" in log[-1].why
+    kept.keep("pending", PLAN)
+    started(made(), entry(), "host:other")
+    assert "not one for the lanes of its schedule" in log[-1].why
+    assert entry().sms == {"pending": PLAN}
+    kept.store(None, "another schedule")
+    assert kept.sms == {}
+
+
+@pytest.mark.parametrize("sms", [{"processes": 3}, {"streams": PLAN.to_dict()}, {"x": {}}, [1]])
+def test_what_is_no_plan_is_deleted_with_its_entry(sms: Any, tmp_path: Path) -> None:
+    log = RemarkLog()
+    entry = Entry(tmp_path, "p", {}, log)
+    entry.store(DECISION, "won")
+    entry.path.write_text(json.dumps({**json.loads(entry.path.read_text()), "sms": sms}))
+    assert Entry(tmp_path, "p", {}, log).load([DECISION]) is None
+    assert not entry.path.exists()
+    assert "it can't be used" in log[-1].why

@@ -278,12 +278,12 @@ def test_a_drift_of_the_schedule_is_one_of_its_quotas(parts: dict[str, Hosted]) 
     asked: list[str] = []
     quotas = ProcessQuotas(RemarkLog(), lambda: asked.append("device") is not None)
     profiling, decision = Profiling(), Decision(hosted=True)
-    drifts = SimpleNamespace(drifts=0, settled=True, best=decision, steady=lambda: None)
+    drifts = SimpleNamespace(drifts=0, settled=True, best=decision, steady=lambda: None, entry=None)
     tuning: Any = drifts
 
     def iterations(count: int) -> None:
         for _ in range(count):
-            quotas.between(parts, tuning, profiling, "auto")
+            quotas.between(parts, tuning, profiling, "auto", None)
             profiling.wanted(decision, True)
 
     iterations(2 * (WARM_UP + PROFILED))

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import rose_compiler
+from rose_compiler.api.cache import Entry
 from rose_compiler.api.profiling import Instrumented
 from rose_compiler.api.stream_quotas import StreamQuotas
 from rose_compiler.base.decision import Decision
@@ -195,6 +196,31 @@ def test_quotas_end_with_the_lanes_and_come_back_with_them(case: Case) -> None:
     case.made._runtime = Runtime(streams=case.streams)
     case.step()
     assert {name: lane.stream for name, lane in case.lanes().items()} == lent
+
+
+def test_a_second_run_starts_with_the_plan_that_the_first_one_found(
+    case: Case, tmp_path: Path
+) -> None:
+    tuning = case.unit.tuning()
+    tuning._entry = Entry(tmp_path, "rollout", {}, case.made._log)
+    tuning._entry.store(tuning.best, "won")
+    case.run(faster)
+    plan = case.quotas.plan
+
+    def again(**given: Any) -> QuotaPlan | None:
+        tuning._entry = Entry(tmp_path, "rollout", {}, case.made._log)
+        assert tuning._entry.load([tuning.best]) == 0
+        case.use(Lever(case.streams), **given)
+        case.step()
+        return case.quotas.plan
+
+    assert plan is not None
+    assert again() == plan
+    assert all(lane.stream != lane.own for lane in case.lanes().values())
+    assert "which won earlier" in case.remarks()[-1].why
+    assert again(machine=lambda _: replace(H200, name="another")) is None
+    assert "it is deleted" in case.made._log[-1].why
+    assert again() is None
 
 
 def test_what_makes_iterations_slower_is_taken_back(case: Case) -> None:
