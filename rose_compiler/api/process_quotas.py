@@ -13,15 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 import torch
 
 from rose_compiler.api.cache import Entry
-from rose_compiler.api.objects import hosted
 from rose_compiler.api.profiling import Instrumented, Profiling
+from rose_compiler.api.quota_trial import Plan, Trial, in_processes
 from rose_compiler.api.quotas import plan_quotas
 from rose_compiler.api.schedules import Schedule
 from rose_compiler.api.tuning import Tuning
@@ -34,33 +34,14 @@ from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.runtime.hosts.moving import starts_with
 from rose_compiler.runtime.quotas import Applied, Device, QuotaBackend, all_backends, devices
 from rose_compiler.runtime.quotas.moves import move
-from rose_compiler.tune.blocks import MARGIN, Blocks, Budget, least_s, spent
-from rose_compiler.tune.branches import Alone, responses
+from rose_compiler.tune.blocks import MARGIN, Budget, least_s, spent
+from rose_compiler.tune.branches import responses
 
 PASS = "quota"
 #: Who gives variables to processes here, beside others.
 BY = "sms"
 #: Iterations that responses are fitted to, at most: the first profile, and one of each plan tried.
 POINTS = 5
-
-#: A plan by responses in chunks of SMs, None for what the profile alone says, better than another.
-Plan = Callable[[Alone | None, QuotaPlan | None], QuotaPlan]
-
-
-@dataclass
-class _Trial:
-    """A plan that meets what is in force, for the components that could be moved, by lane."""
-
-    old: QuotaPlan | None
-    new: QuotaPlan
-    parts: dict[str, Any]
-    blocks: Blocks = field(default_factory=Blocks)
-    changed: bool = False
-
-    @property
-    def wanted(self) -> QuotaPlan | None:
-        """What the next iteration is to run under; the winner once that is decided."""
-        return self.new if self.blocks.new else self.old
 
 
 class ProcessQuotas:
@@ -86,7 +67,7 @@ class ProcessQuotas:
         self._holds: QuotaPlan | None = None  # what was applied last
         self._moved: dict[str, Any] = {}  # components that went to other processes, by lane
         self._given: dict[str, dict[str, str]] = {}  # the variables that these have there
-        self._trial: _Trial | None = None
+        self._trial: Trial | None = None
         self._points: list[tuple[dict[str, int] | None, Timeline]] = []  # chunks by lane
         self._tried: list[QuotaPlan] = []  # that points, and trials, were made of
         self._made: tuple[Decision, Instrumented] | None = None
@@ -163,7 +144,7 @@ class ProcessQuotas:
         if why or self._backend(plan) is None:
             return
         self._done = True
-        trial = self._trial = _Trial(self.plan, plan.on(gpu.uuid), parts)
+        trial = self._trial = Trial(self.plan, plan.on(gpu.uuid), parts)
         trial.blocks.won = True
         self._change(trial)
         if self._trial is not None:
@@ -237,8 +218,8 @@ class ProcessQuotas:
         return measured
 
     def _next(
-        self, over: _Trial, objects: dict[str, Any], plan: Plan, budget: Budget
-    ) -> _Trial | None:
+        self, over: Trial, objects: dict[str, Any], plan: Plan, budget: Budget
+    ) -> Trial | None:
         """The comparison that follows: of the plan that all points speak for, if it is a new one
         and better than the one that was just tried, as these have it."""
         if not 1 < len(self._points) < POINTS or over.new not in self._tried:
@@ -301,9 +282,9 @@ class ProcessQuotas:
                 starts_with(self._moved[lane], {}, BY)
             self._missed(f"quotas have gone: {error.what}", error.help)
 
-    def _begun(self, objects: dict[str, Any], plan: Plan, budget: Budget) -> _Trial | None:
+    def _begun(self, objects: dict[str, Any], plan: Plan, budget: Budget) -> Trial | None:
         """What is in force against the plan of the latest profile, if that is another one."""
-        if not _hosted(objects) or not self._available():
+        if not in_processes(objects) or not self._available():
             return None
         made = plan(None, None)
         parts = self._parts(objects, made)
@@ -317,18 +298,18 @@ class ProcessQuotas:
             what = f"quotas of SMs for {', '.join(parts)} are not compared"
             self._note([Remark.from_blocker(PASS, spent(what))])
             return None
-        return _Trial(self.plan, made, parts)
+        return Trial(self.plan, made, parts)
 
     @staticmethod
     def _parts(objects: dict[str, Any], plan: QuotaPlan) -> dict[str, Any]:
         """The components in processes that a plan has shares for, by lane."""
-        found = _hosted(objects)
+        found = in_processes(objects)
         return {s.lane: found[s.lane] for s in plan.shares if s.lane in found}
 
     def _backend(self, plan: QuotaPlan) -> QuotaBackend | None:
         return next((b for b in self._backends() if b.name == plan.backend), None)
 
-    def _change(self, trial: _Trial) -> None:
+    def _change(self, trial: Trial) -> None:
         """Put the plan into force whose turn it is: who needs another process for that is moved,
         all together."""
         plan = trial.wanted
@@ -361,7 +342,7 @@ class ProcessQuotas:
             trial.blocks.stop()
         trial.changed = True
 
-    def _environments(self, trial: _Trial, plan: QuotaPlan | None) -> dict[str, dict[str, str]]:
+    def _environments(self, trial: Trial, plan: QuotaPlan | None) -> dict[str, dict[str, str]]:
         """The variables that each component's process is to have. Raises ``QuotaError`` where the
         machine refuses the plan."""
         if plan is None:
@@ -378,7 +359,7 @@ class ProcessQuotas:
         self._holds = plan
         return {lane: self._applied.environment(lane) for lane in trial.parts}
 
-    def _tell(self, trial: _Trial) -> None:
+    def _tell(self, trial: Trial) -> None:
         """The comparison is over, and the winner in force."""
         self._trial, self._news = None, True
         blocks, names = trial.blocks, ", ".join(trial.parts)
@@ -402,10 +383,6 @@ class ProcessQuotas:
 
     def _note(self, remarks: Sequence[Remark]) -> None:
         self._log.extend(remarks)
-
-
-def _hosted(objects: dict[str, Any]) -> dict[str, Any]:
-    return {f"host:{n}": h for n, h in hosted(objects).items() if h.hosts == "process"}
 
 
 def _nothing(lane: str, pid: int) -> None:
