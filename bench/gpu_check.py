@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import gpu_equal, gpu_graphs, gpu_lines, gpu_streams
+from bench import gpu_equal, gpu_graphs, gpu_lanes, gpu_lines, gpu_streams
 from bench.gpu_lines import Line
 from bench.gpu_loops import WORKLOADS, Measured, Size, measure
 from rose_compiler.base.machine import Machine
@@ -105,6 +105,14 @@ CHECKS: dict[str, Check] = {
     "a capture that fails leaves nothing behind": Check(10, gpu_graphs.healed),
     "Triton kernels against their reference": Check(30, lambda: gpu_lines.triton_kernels("cuda")),
     "green contexts are disjoint": Check(20, lambda: gpu_lines.green(GreenContexts(), _machine())),
+    "lanes keep to the SMs of streams that they are lent": Check(
+        15, lambda: gpu_lanes.lent(GreenContexts(), _machine())
+    ),
+    "device times of lanes in the profile": Check(15, gpu_lanes.device_times),
+    "fused losses and graphs are replayed as CUDA graphs": Check(30, gpu_graphs.fused),
+    "quotas of SMs for streams are measured and decided on": Check(
+        25, partial(gpu_lanes.quotas, 20.0)
+    ),
     **{
         f"workload: {name}": Check(45, partial(workload, name, "cuda", size, WORKLOAD_S))
         for name, size in WORKLOADS.items()

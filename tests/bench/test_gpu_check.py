@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from bench import gpu_check, gpu_equal, gpu_lines, gpu_streams
+from bench import gpu_check, gpu_equal, gpu_lanes, gpu_lines, gpu_streams
 from bench.gpu_loops import Camera, Measured, Size, Training, by_hand, iteration
 from rose_compiler.base.machine import load_machine
+from rose_compiler.base.profile import Span, Timeline
 from rose_compiler.runtime.events import TorchStreams
 from rose_compiler.runtime.kernels import Check, Kernel
 from rose_compiler.runtime.quotas import Device, MpsPartition, MpsPercentage, Probe
@@ -190,6 +191,34 @@ def test_equality_holds_here_and_nothing_rewritten_fails(monkeypatch: pytest.Mon
     assert "no kernel" in gpu_equal.profiled("cpu", Size(8, 2, 8)).detail
     monkeypatch.setenv("ROSE_FUEL", "0")
     assert "nothing was rewritten" in gpu_equal.compiled_equals_eager("cpu").detail
+
+
+def test_lanes_are_held_against_what_they_were_lent() -> None:
+    line = gpu_lines.disjoint("x", {"a": {0, 1}, "b": {2, 3}}, {"a": 2, "b": 2})
+    told = gpu_lanes.returned(line, {"a": set(range(8)), "b": set(range(8))}, {"a": 2, "b": 2})
+    assert (told.status, told.detail.endswith("on their own 8, 8")) == ("pass", True)
+    assert gpu_lanes.returned(line, {"a": {0, 1}}, {"a": 2}).status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "status"), [(0.2, 1.1, "pass"), (0.9, 1.9, "fail"), (0.0, 2.0, "fail")]
+)
+def test_device_times_tell_what_ran_together(start: float, end: float, status: str) -> None:
+    spans = Span("a", "", 0.0, 1.0), Span("x", "", 0.0, 0.1), Span("b", "stream:b", start, end)
+    assert gpu_lanes.told(Timeline(spans)).status == status
+    assert gpu_lanes.told(Timeline(spans[:2])).status == "fail"
+    assert gpu_lanes.told(None).status == "fail"
+
+
+def test_a_decision_on_quotas_is_read_from_what_is_explained() -> None:
+    won = "  applied [quota] SMs by green contexts (a 64 of 128): 1.2 times the speed"
+    assert gpu_lanes.decided(f"x\n{won}", True).status == "pass"
+    assert gpu_lanes.decided(won, False).status == "fail"
+    assert gpu_lanes.decided("green contexts are passed over: none", True).status == "absent"
+    assert gpu_lanes.decided("", True).detail == "nothing was decided in time"
+    here = gpu_lanes.quotas(0.01, "cpu", 8)
+    assert (here.status, here.detail) == ("fail", "nothing was decided in time")
+    assert gpu_lanes.device_times("cpu").detail.startswith("no kernels")
 
 
 def test_a_lever_that_raises_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
