@@ -19,7 +19,7 @@ from rose_compiler.testing.functions import load
 _NUMBER = itertools.count()
 ORDERS = 2
 _SETTINGS = settings(
-    max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=16, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 
 

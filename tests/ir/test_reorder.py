@@ -48,7 +48,7 @@ def shuffle(program: Program, draw: random.Random) -> tuple[int, int]:
     return done, refused
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(programs(), st.randoms(use_true_random=False))
 def test_allowed_moves_change_nothing(generated: Generated, draw: random.Random) -> None:
     before = generated.run_and_snapshot()
@@ -75,7 +75,7 @@ def reorder(graph: fx.Graph, deps: Dependences, draw: random.Random) -> int:
     return sum(a is not b for a, b in zip(nodes, order, strict=True))
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(programs(), st.randoms(use_true_random=False))
 def test_any_order_that_the_edges_allow_changes_nothing(
     generated: Generated, draw: random.Random
@@ -115,7 +115,7 @@ def program_exit(node: fx.Node) -> bool:
     return is_exit(node) or (is_structure(node) and not is_call(node, LOOP))
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(programs(without={"gradient"}))  # the pass leaves what records where it is
 def test_allowed_hoists_change_nothing(generated: Generated) -> None:
     before = generated.run_and_snapshot()
@@ -124,7 +124,7 @@ def test_allowed_hoists_change_nothing(generated: Generated) -> None:
     assert generated.run_and_snapshot() == before
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(programs())
 def test_copies_of_loops_do_what_the_loops_did(generated: Generated) -> None:
     program = generated.program

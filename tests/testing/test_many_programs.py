@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(900)
 SUITE: dict[str, tuple[int, dict[str, int]]] = {
     "nests": (
         400,
-        {"canonicalize": 1, "hoist": 1, "late": 1, "moves": 1},
+        {"canonicalize": 4, "hoist": 4, "late": 2, "moves": 1},
     ),
     "lanes": (260, {"lanes": 1, "stages": 1}),
     "rollouts": (
@@ -30,9 +30,9 @@ SUITE: dict[str, tuple[int, dict[str, int]]] = {
         {
             "hoist": 1,
             "split": 1,
-            "tile_batch": 1,
-            "defer": 1,
-            "late": 1,
+            "tile_batch": 10,
+            "defer": 3,
+            "late": 20,
             "place": 1,
             "lanes": 1,
         },
