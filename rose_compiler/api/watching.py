@@ -69,6 +69,8 @@ class Watch:
         self._losses: dict[str, Loss | Blocker] | None = None
         self.unsteady: set[str] = set()  # numbers that no graph may hold
         self._renumbered: Counter[str] = Counter()
+        self._resized: dict[str, str] = {}  # operations whose graph was handed other sizes
+        self._resizes = 0  # how many of them are known
         self._numberless = False  # looked at so often that no graph may hold any number
 
     @property
@@ -82,8 +84,11 @@ class Watch:
         return self._losses
 
     def renumbered(self, states: Mapping[str, Any]) -> str | None:
-        """What a graph holds that is another number now, in words. The program is to be watched
-        again then; a number that has changed before is held by no graph any more."""
+        """What a graph holds that is another number or size now, in words. The program is to be
+        watched again then; a number that has changed before is held by no graph any more."""
+        if len(self._resized) > self._resizes:
+            self._resizes = len(self._resized)
+            return f"a graph was handed other sizes than before: {[*self._resized.values()][-1]}"
         numbers = () if self._traceable is None else self._traceable.numbers
         changed = {n.where: told for n in numbers if (told := n.changed(states)) is not None}
         if not changed:
@@ -185,6 +190,7 @@ class Watch:
         self.examples = _examples(moved)
         self._losses = None
         self._traceable = moved
+        moved.resized_later = self._resized
         moved.unsteady = Every() if self._numberless else frozenset(self.unsteady)
         trace_runs(program, moved, log)
         annotate(program, moved)

@@ -223,6 +223,10 @@ _register_all(
             "a host process could not be started",
             "the worker's own output, above, says why",
         ),
+        "sizes-changed": (
+            "an operation that was taken apart was handed sizes that were not seen before",
+            "call the function again: it is captured anew, for these sizes too",
+        ),
         "fault-closed": (
             "a lane, host or compiled function was used after it was closed",
             "build it anew",

@@ -19,6 +19,7 @@ from rose_compiler.codegen.schedule import Schedule, schedule
 from rose_compiler.codegen.scopes import Scope
 from rose_compiler.ir.ops import JOIN_ROWS, SWITCHES, Op
 from rose_compiler.ir.program import Program, is_call, is_item, op_of, output_node, placeholders
+from rose_compiler.ir.sizes import takes_parts
 
 _serial = itertools.count(1)
 _used: set[str] = set()
@@ -66,6 +67,7 @@ def emit(
     for reserved in ("run", "error"):
         module.names.take(reserved)
     module.joined = _on_joined(program)
+    module.parted = frozenset(op_of(n) for n in program.nodes() if is_call(n) and takes_parts(n))
     for op in dict.fromkeys(op_of(n) for n in program.nodes() if is_call(n)):
         if op.kind != "builtin":
             module.function(op)

@@ -15,6 +15,7 @@ from rose_compiler.codegen.writer import Writer
 from rose_compiler.ir.block import make_block_function, runs_statements
 from rose_compiler.ir.ops import UNBOUND, Op
 from rose_compiler.ir.program import output_node, placeholders
+from rose_compiler.ir.sizes import Sizes, sizes_of
 
 #: Names that emitted code uses itself, and builtins that it calls.
 RESERVED = frozenset(("rt", "torch", "F", "UNBOUND", "FAULTS", "range", "slice", "float", "_"))
@@ -29,6 +30,7 @@ class Module:
         self.printer = Printer(self.bind)
         self.functions: list[list[str]] = []  # the text of each traced operation
         self.joined: frozenset[Op] = frozenset()  # called on joined values of several trips
+        self.parted: frozenset[Op] = frozenset()  # called on rows of some shards or of more trips
         self._ops: dict[tuple[Op, frozenset[str]], str] = {}
         self._bound: dict[int, str] = {}
 
@@ -54,7 +56,7 @@ class Module:
             return self._ops[key]
         name = self._ops[key] = self.names.fresh(op.name)
         if op.kind in ("graph", "loss") and op.body is not None:
-            text = graph_function(name, op, self.printer)
+            text = graph_function(name, op, self.printer, self.sizes(op))
             if op in self.joined:
                 at = next(k for k, line in enumerate(text) if line.startswith("def "))
                 text.insert(at, f"@{self.bind(op.by_trip, 'by_trip')}")
@@ -75,6 +77,11 @@ class Module:
             # without the operation around it a call costs what calling the user's function costs
             self.namespace[name] = op if op.impl is None else op.impl
         return name
+
+    def sizes(self, op: Op) -> Sizes | None:
+        """What an operation was proven for, as it is called here."""
+        found = sizes_of(op)
+        return found.of_parts() if found is not None and op in self.parted else found
 
 
 def is_block(op: Op) -> bool:
@@ -97,8 +104,9 @@ def class_of(known: dict[str, Any]) -> str | None:
     return None
 
 
-def graph_function(name: str, op: Op, printer: Printer) -> list[str]:
-    """A traced operation as a Python function.
+def graph_function(name: str, op: Op, printer: Printer, sizes: Sizes | None = None) -> list[str]:
+    """A traced operation as a Python function. For other ``sizes`` than it was proven for it calls
+    what is right for them; who calls a loss has seen to that.
 
     A result takes over the variable of an operand that nothing else needs, as one would write it by
     hand (``h = tanh(h)``): so intermediate values are freed as early as in eager code.
@@ -113,7 +121,13 @@ def graph_function(name: str, op: Op, printer: Printer) -> list[str]:
     for line in (row for text in op.source for row in text.splitlines()):
         writer.lines.append(f"# {line}")  # a comment is not laid out like a call
     reused = _reused(graph)
+    params = dict(zip(op.signature.params, refs.values(), strict=False))
+    others = sizes.text(params) if sizes is not None and op.kind == "graph" else ""
+    instead = printer.bind(sizes.instead, f"{name}_as_written") if sizes and others else ""
     with writer.block(f"def {name}({', '.join(refs.values())}):"):
+        if others:
+            with writer.block(f"if {others}:"):
+                writer.line(f"return {instead}({', '.join(refs.values())})")
         for node in graph.nodes:
             if node.op in ("placeholder", "output"):
                 continue

@@ -146,12 +146,25 @@ class Operations(Emitter):
                     arguments += f", recorded={recorded}"
                 arguments += _replayed(op)
                 text = f"rt.gradients({function}{', ' if arguments else ''}{arguments})"
+                text = self.sized(op, node, refs, text)
             elif op.attributes.get("inductor"):
                 arguments += _replayed(op)
                 text = f"rt.graph({function}{', ' if arguments else ''}{arguments})"
+                text = self.sized(op, node, refs, text)
         else:
             self.check(node, _read(op, node), refs)
         self.assign(node, text, scope)
+
+    def sized(self, op: Op, node: fx.Node, refs: dict[fx.Node, str], text: str) -> str:
+        """The call, or what is right for sizes that the operation was not proven for: Inductor
+        compiles for any that it meets."""
+        printer, sizes = self.module.printer, self.module.sizes(op)
+        pairs = zip(op.signature.params, node.args, strict=False)
+        others = sizes.text({p: printer.value(a, refs) for p, a in pairs}) if sizes else ""
+        if not others or sizes is None:
+            return text
+        instead = printer.bind(sizes.instead, f"{op.name}_as_written")
+        return f"{instead}({printer.arguments(node.args, {}, refs)}) if {others} else {text}"
 
     def submit(self, action: Action, body: Body, scope: Scope) -> None:
         node, op = action.node, op_of(action.node)
@@ -383,6 +396,5 @@ def _source(op: Op) -> str:
     """The user's statement, or its first line."""
     if not op.source or op.kind in ("graph", "loss"):
         return ""
-    first = op.source[0].splitlines()
-    more = len(op.source) > 1 or len(first) > 1
-    return (first[0] if first else "") + (" …" if more else "")
+    first, *more = op.source[0].splitlines() or [""]
+    return first + (" …" if more or len(op.source) > 1 else "")

@@ -18,6 +18,7 @@ from rose_compiler.ir import facts
 from rose_compiler.ir.ops import Op
 from rose_compiler.ir.program import LoopView, Program, is_call, is_item, is_state, op_of
 from rose_compiler.ir.separable import any_rows, row_axes
+from rose_compiler.ir.sizes import with_batch
 
 
 def annotate(program: Program, record: Record) -> None:
@@ -73,6 +74,7 @@ def _prove(node: fx.Node, rows: int, record: Record, loop: LoopView) -> None:
         axes = _block_axes(op, node, batched, record.examples.get(node))
     if axes:
         op.signature = _with_batch(op, axes)
+        with_batch(op)
 
 
 def _block_axes(

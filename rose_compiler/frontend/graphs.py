@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import functools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ import torch.fx as fx
 
 from rose_compiler.base.errors import SourceLocation
 from rose_compiler.base.remarks import Blocker, RemarkLog
+from rose_compiler.frontend import otherwise
 from rose_compiler.frontend.holding import Unsteady, draws_fixed, hold_numbers, written_in
 from rose_compiler.frontend.module_modes import as_recorded, stays
 from rose_compiler.frontend.record import Record
@@ -23,6 +24,7 @@ from rose_compiler.ir.effects import RNG_TORCH, related
 from rose_compiler.ir.ops import STATE, Op, Signature
 from rose_compiler.ir.program import Program, is_call, is_item, is_state, op_of, output_node
 from rose_compiler.ir.rewriter import Rewriter
+from rose_compiler.ir.sizes import SIZES, Sizes
 from rose_compiler.ir.state_node import state_node
 
 PASS = "trace"
@@ -213,7 +215,7 @@ def _replace(program: Program, run: Run, record: Record, rewriter: Rewriter) -> 
     lifted, vary = record.names.attributes(), record.resized(run.nodes)
     with as_recorded(record.examples[run.nodes[0]].modes):
         traced = trace(
-            _function(run, inputs, states, outputs),
+            _function(run, inputs, outputs)(states),
             tuple(examples[n] for n in inputs),
             lifted=lifted,
             names=names,
@@ -227,7 +229,11 @@ def _replace(program: Program, run: Run, record: Record, rewriter: Rewriter) -> 
         return fixed
     if (unsteady := hold_numbers(program, traced, list(states.values()), record)) is not None:
         return unsteady
-    _install(program, run, inputs, outputs, traced, rewriter)
+    function, count = _function(run, inputs, outputs), len(traced.arguments)
+    handed = otherwise.Handed(traced, traced.inputs, [(k, None) for k in range(count)], len(inputs))
+    several = len(outputs) > 1
+    sizes = otherwise.sizes(program, record, run.nodes, handed, states, function, whole=several)
+    _install(program, run, inputs, outputs, traced, sizes, rewriter)
     return None
 
 
@@ -237,6 +243,7 @@ def _install(
     inputs: list[fx.Node],
     outputs: list[fx.Node],
     traced: Traced,
+    sizes: Sizes,
     rewriter: Rewriter,
 ) -> None:
     arguments = [
@@ -259,7 +266,11 @@ def _install(
         kind="graph",
         body=traced.gm,
         source=lines,
-        attributes={"draws": tuple(traced.draws), "checks": tuple(traced.checks)},
+        attributes={
+            "draws": tuple(traced.draws),
+            "checks": tuple(traced.checks),
+            SIZES: sizes,
+        },
     )
     last = run.nodes[-1]
     node = rewriter.call(op, *arguments, before=last, like=run.nodes[0], name=name)
@@ -278,26 +289,32 @@ def _install(
 
 
 def _function(
-    run: Run, inputs: list[fx.Node], states: dict[fx.Node, Any], outputs: list[fx.Node]
-) -> Callable[..., tuple[Any, ...]]:
-    """The run as one Python function of its inputs."""
+    run: Run, inputs: list[fx.Node], outputs: list[fx.Node]
+) -> Callable[[dict[fx.Node, Any]], Callable[..., tuple[Any, ...]]]:
+    """The run as one Python function of its inputs, for the objects behind its states."""
+    known = {*run.nodes, *inputs}
+    # the nodes are erased when the graph stands in their place
+    calls = [(n, op_of(n), [picked(a, known) for a in n.args]) for n in run.nodes]
+    results = [picked(n, {*run.nodes}) for n in outputs]
 
-    def run_all(*values: Any) -> tuple[Any, ...]:
+    def run_all(states: dict[fx.Node, Any], *values: Any) -> tuple[Any, ...]:
         env: dict[fx.Node, Any] = {**states, **dict(zip(inputs, values, strict=True))}
+        for node, op, arguments in calls:
+            env[node] = op(*(get(env) for get in arguments))
+        return tuple(get(env) for get in results)
 
-        def get(argument: Any) -> Any:
-            if not isinstance(argument, fx.Node):
-                return argument
-            if argument in env:
-                return env[argument]
-            assert is_item(argument)
-            return operator.getitem(get(argument.args[0]), argument.args[1])
+    return lambda states: functools.partial(run_all, states)
 
-        for node in run.nodes:
-            env[node] = op_of(node)(*(get(a) for a in node.args))
-        return tuple(get(n) for n in outputs)
 
-    return run_all
+def picked(argument: Any, known: set[fx.Node]) -> Callable[[dict[fx.Node, Any]], Any]:
+    """How to find an argument among the values of nodes: as that of a node, or as an item of one
+    where only that is ``known``; constants are there already."""
+    if not isinstance(argument, fx.Node):
+        return lambda env: argument
+    if argument in known or not is_item(argument):
+        return lambda env: env[argument]
+    of, position = picked(argument.args[0], known), argument.args[1]
+    return lambda env: of(env)[position]
 
 
 def _outputs(run: Run) -> list[fx.Node]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,8 @@ import torch.fx as fx
 from rose_compiler.ir import facts
 from rose_compiler.ir.block import make_block_function
 from rose_compiler.ir.facts import Context
-from rose_compiler.ir.program import is_call, is_item, op_of
+from rose_compiler.ir.program import is_call, is_item, is_state, op_of
+from rose_compiler.ir.recorded import has_graph
 
 NO_GRAD = ("no_grad", "inference_mode")
 #: What a loss may put its terms into.
@@ -52,17 +54,17 @@ def loss_of(backward: fx.Node) -> Callable[..., Any] | None:
 def run_function(
     run: list[fx.Node],
     inputs: list[fx.Node],
-    states: dict[fx.Node, Any],
     backward: fx.Node,
     loss: Callable[..., Any],
     results: list[fx.Node],
-) -> Callable[..., tuple[Any, ...]]:
-    """The run as one Python function of its inputs, the loss first among its results.
+) -> Callable[[dict[fx.Node, Any]], Callable[..., tuple[Any, ...]]]:
+    """The run as one Python function of its inputs, the loss first among its results, for the
+    objects behind its states.
 
     The results of what runs without grad are detached: a graph holds calls, and no modes.
     """
 
-    def run_all(*values: Any) -> tuple[Any, ...]:
+    def run_all(states: dict[fx.Node, Any], *values: Any) -> tuple[Any, ...]:
         env: dict[fx.Node, Any] = {**states, **dict(zip(inputs, values, strict=True))}
 
         def get(argument: Any) -> Any:
@@ -79,7 +81,7 @@ def run_function(
         made = loss(*(get(a) for a in backward.args))
         return made, *(get(n) for n in results)
 
-    return run_all
+    return lambda states: functools.partial(run_all, states)
 
 
 def lists_of(front: list[fx.Node]) -> set[fx.Node]:
@@ -129,3 +131,26 @@ def stem_of(backward: fx.Node) -> str:
     statement = op_of(backward).attributes["stmts"][0]
     owner = statement.value.func.value
     return owner.id if isinstance(owner, ast.Name) else "loss"
+
+
+def done_outside(node: fx.Node, members: set[fx.Node]) -> bool:
+    """Whether an operation without a graph, which uses nothing of the loss, is better done outside:
+    it is handed a number, an array or an object, draws, or is the same on every trip."""
+    if has_graph(facts.get(node).spec):
+        return False
+    given = [a for a in node.all_input_nodes if not is_state(a)]
+    if any(maker_of(a) in members for a in given):
+        return False
+    if any((spec := facts.get(a).spec) is None or spec.kind != "tensor" for a in given):
+        return True
+    signature = op_of(node).signature
+    if any(e.startswith("rng:") for e in (*(signature.reads or ()), *(signature.writes or ()))):
+        return True
+    return all(a.op == "placeholder" and facts.get(a).role == "captured" for a in given)
+
+
+def maker_of(node: fx.Node) -> fx.Node:
+    """The operation that makes a value, which may be an item of its result."""
+    while is_item(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node

@@ -9,15 +9,18 @@ import torch
 import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
+from rose_compiler.frontend import otherwise
 from rose_compiler.frontend.graphs import is_tensor_item, names_of
 from rose_compiler.frontend.holding import draws_fixed, hold_numbers
 from rose_compiler.frontend.loss_run import (
     CONTAINERS,
     NO_GRAD,
     contains,
+    done_outside,
     first_line,
     lists_of,
     loss_of,
+    maker_of,
     modes_of,
     run_function,
     stem_of,
@@ -37,6 +40,7 @@ from rose_compiler.ir.losses import Input, Loss, Result, with_backward
 from rose_compiler.ir.ops import BRANCH, LOOP, STATE, Op, Signature
 from rose_compiler.ir.program import Program, is_call, is_exit, is_item, is_state, op_of
 from rose_compiler.ir.recorded import has_graph
+from rose_compiler.ir.sizes import SIZES
 
 #: What may write a parameter and leaves it the tensor that it is.
 _IN_PLACE = frozenset({"optimizer", "backward"})
@@ -96,20 +100,20 @@ class _Tracer:
             front.append(node)
         self.lists = lists_of(front)
         members: set[fx.Node] = set()
-        ends = {_maker(a) for a in self.backward.all_input_nodes if has_graph(facts.get(a).spec)}
+        ends = {maker_of(a) for a in self.backward.all_input_nodes if has_graph(facts.get(a).spec)}
         wanted = set(ends)
         for node in reversed(front):
             if node not in wanted and not self._filled(node) & wanted:
                 continue
             if self._fits(node):
                 members.add(node)
-                wanted.update(_maker(a) for a in node.all_input_nodes)
+                wanted.update(maker_of(a) for a in node.all_input_nodes)
             elif has_graph(facts.get(node).spec) or node not in wanted:
                 return self._unfit(node)
         if not ends or not ends <= members:
             return _no("the loss is not computed in front of it by torch alone")
         for node in front:
-            behind = any(_maker(a) in members for a in node.all_input_nodes)
+            behind = any(maker_of(a) in members for a in node.all_input_nodes)
             if behind and node not in members and self._fits(node) and not contains(node):
                 members.add(node)
         # a view that others use too stays a view; what differs from trip to trip by a number, or
@@ -127,7 +131,7 @@ class _Tracer:
                 return _no(f"`{made.name}` is used by more than the loss")
         for node in ordered:
             for used in node.all_input_nodes:
-                inside = _maker(used) in members
+                inside = maker_of(used) in members
                 if not inside and not is_state(used) and has_graph(facts.get(used).spec):
                     return _no(f"`{used.name}` brings a graph from elsewhere")
         return ordered
@@ -174,7 +178,7 @@ class _Tracer:
         return items  # type: ignore[return-value]  # nodes, as the lists are
 
     def _outside(self, node: fx.Node, members: set[fx.Node]) -> bool:
-        return node not in self.lists and not self._filled(node) and _outside(node, members)
+        return node not in self.lists and not self._filled(node) and done_outside(node, members)
 
     def _unfit(self, node: fx.Node) -> Blocker:
         if (blocker := why_varying(node, self.record)) is not None:
@@ -241,12 +245,13 @@ class _Tracer:
                     continue
                 if is_state(argument):
                     states[argument] = value
-                elif _maker(argument) not in members and argument not in inputs:
+                elif maker_of(argument) not in members and argument not in inputs:
                     inputs[argument] = op_of(node).name, k, value
         vary = self.record.resized((*run, self.backward))
+        function = run_function(run, list(inputs), self.backward, loss, results)
         with torch.enable_grad():
             traced = trace(
-                run_function(run, list(inputs), states, self.backward, loss, results),
+                function(states),
                 tuple(value for _, _, value in inputs.values()),
                 lifted=self.record.names.attributes(),
                 names=names_of(list(inputs)),
@@ -261,7 +266,7 @@ class _Tracer:
         unsteady = hold_numbers(self.program, traced, list(states.values()), self.record)
         if unsteady is not None:
             return unsteady
-        return self._made(run, traced, list(inputs.values()), results)
+        return self._made(run, traced, list(inputs.values()), results, states, function)
 
     def _results(self, run: list[fx.Node]) -> list[fx.Node]:
         """Values that others use: items instead of tuples."""
@@ -282,6 +287,8 @@ class _Tracer:
         traced: Traced,
         given: list[tuple[str, int, Any]],
         results: list[fx.Node],
+        states: dict[fx.Node, Any],
+        function: otherwise.Function,
     ) -> Loss | Blocker:
         if not traced.pure:
             return Blocker("not-pure", "it writes tensors of its own in place")
@@ -329,6 +336,9 @@ class _Tracer:
             may_raise=True,
         )
         lines = tuple(line for n in (*run, self.backward) for line in op_of(n).source)
+        at = otherwise.Handed(traced, opened.names, opened.sources, len(given))
+        every = (*run, self.backward)
+        sizes = otherwise.sizes(self.program, self.record, every, at, states, function)
         op = Op(
             signature,
             with_backward(opened.gm.forward),
@@ -338,6 +348,7 @@ class _Tracer:
             attributes={
                 "checks": tuple(traced.checks),
                 "fused": (*(op_of(n).name for n in run), back.name),
+                SIZES: sizes,
             },
         )
         return Loss(
@@ -360,38 +371,16 @@ def _is_torch(spec: Spec) -> bool:
     return spec.kind == "tensor" or spec.type_name.startswith("torch.distributions")
 
 
-def _outside(node: fx.Node, members: set[fx.Node]) -> bool:
-    """Whether an operation without a graph, which uses nothing of the loss, is better done outside:
-    it is handed a number, an array or an object, draws, or is the same on every trip."""
-    if has_graph(facts.get(node).spec):
-        return False
-    given = [a for a in node.all_input_nodes if not is_state(a)]
-    if any(_maker(a) in members for a in given):
-        return False
-    if any((spec := facts.get(a).spec) is None or spec.kind != "tensor" for a in given):
-        return True
-    signature = op_of(node).signature
-    if any(e.startswith("rng:") for e in (*(signature.reads or ()), *(signature.writes or ()))):
-        return True
-    return all(a.op == "placeholder" and facts.get(a).role == "captured" for a in given)
-
-
 def _users(node: fx.Node) -> list[fx.Node]:
     """Who uses a node or a part of it."""
     return [x for u in node.users for x in (_users(u) if is_item(u) else [u])]
-
-
-def _maker(node: fx.Node) -> fx.Node:
-    while is_item(node) and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    return node
 
 
 def _place(node: fx.Node) -> Result:
     if is_item(node):
         position = node.args[1]
         assert isinstance(position, int)
-        return op_of(_maker(node)).name, position
+        return op_of(maker_of(node)).name, position
     return op_of(node).name, None
 
 

@@ -50,7 +50,8 @@ class Record:
     lead there; ``types`` has every combination of argument types that was seen, ``leaves`` and
     ``saved`` the states whose gradients a ``backward`` wrote and whose memory its graph had kept,
     ``makes`` every combination of dtypes, devices and trailing sizes of arguments. ``numbers`` are
-    those that graphs hold, and ``unsteady`` says which of them no graph may.
+    those that graphs hold, and ``unsteady`` says which of them no graph may. ``resized_later`` are
+    operations, by name, whose graph was handed other sizes when it ran, and which.
     """
 
     names: StateNames
@@ -64,6 +65,7 @@ class Record:
     makes: dict[fx.Node, dict[tuple[Any, ...], None]] = field(default_factory=dict)
     numbers: list[Number] = field(default_factory=list)
     unsteady: Container[str] = frozenset()
+    resized_later: dict[str, str] = field(default_factory=dict)
 
     def varies(self, node: fx.Node) -> bool:
         """Whether an argument had another dtype, device or number of axes on another trip: what
@@ -77,7 +79,10 @@ class Record:
 
     def resized(self, nodes: Iterable[fx.Node]) -> Vary:
         """Which sizes of what some operations were handed differed from trip to trip."""
+        nodes = list(nodes)
         found = {makes.resized(self.makes.get(node, ())) for node in nodes}
+        if any(op_of(node).name in self.resized_later for node in nodes):
+            return "all"
         return "all" if "all" in found else "rows" if "rows" in found else "none"
 
     def release(self) -> None:
@@ -112,6 +117,7 @@ class Record:
             {to[n]: v for n, v in self.leaves.items()},
             {to[n]: v for n, v in self.saved.items()},
             {to[n]: v for n, v in self.makes.items()},
+            resized_later=self.resized_later,
         )
 
 

@@ -26,7 +26,7 @@ from rose_compiler.frontend import call_names
 from rose_compiler.frontend.audit import Audit, Blocked, Effects, blocked, storage_key
 from rose_compiler.frontend.record import spec_of
 from rose_compiler.frontend.scalars import TracedNumber, traced_number, untraced
-from rose_compiler.frontend.sizes import NAMES, Vary, read_by_torch, sizes_read
+from rose_compiler.frontend.sizes import AXES, NAMES, Vary, read_by_torch, sizes_read
 from rose_compiler.ir import facts, functions
 from rose_compiler.ir.checks import check_valid
 
@@ -38,7 +38,7 @@ class Recorder(TorchFunctionMode):
     uses become placeholders. ``out_of_place`` records in-place calls on tensors made inside as the
     calls that compute the same out of place, where nobody else shares the memory. Sizes that
     ``vary`` are taken from operands, when other code than torch's reads them; ``sized``: whether it
-    did.
+    did, ``read``: whether any Python code did, torch's own included.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Recorder(TorchFunctionMode):
         self.draws: list[fx.Node] = []
         self.checks: list[fx.Node] = []
         self.pure = True
-        self.sized = False
+        self.sized = self.read = False
         self.raised = ""  # a call that raised, which the code may have caught
         self.blocker: Blocker | None = None
         self._out_of_place, self._vary = out_of_place, vary
@@ -139,9 +139,13 @@ class Recorder(TorchFunctionMode):
             return slice(*(self.operand(v) for v in (value.start, value.stop, value.step)))
         raise self._stop("not-traceable", f"a {type(value).__name__} is handed to torch")
 
-    def _lift(self, tensor: torch.Tensor) -> fx.Node:
+    def _own(self, tensor: torch.Tensor) -> str | None:
         name = self._lifted.get(id(tensor))
-        if name is None or self._lifted_tensors[name] is not tensor:
+        return name if name is not None and self._lifted_tensors[name] is tensor else None
+
+    def _lift(self, tensor: torch.Tensor) -> fx.Node:
+        name = self._own(tensor)
+        if name is None:
             raise self._stop(
                 "not-traceable",
                 f"a tensor of shape {tuple(tensor.shape)} comes neither from the block's inputs "
@@ -198,9 +202,11 @@ class Recorder(TorchFunctionMode):
 
     def _sizes(self, name: str, args: Any, kwargs: Any, result: Any, frame: types.FrameType) -> Any:
         """What a read of metadata gives."""
+        other = not args or self._own(args[0]) is None  # states are compared before each call
+        self.read |= other and name in NAMES | AXES
         if name not in NAMES or read_by_torch(frame):
             return result
-        self.sized = True
+        self.sized |= other
         if self._vary == "none":
             return result
 
@@ -301,7 +307,7 @@ class Recorder(TorchFunctionMode):
         full = next((t for t, r in zip(tensors, result, strict=True) if t.shape == r.shape), None)
         if full is None:
             return False
-        like = self.operand(full)
+        like, self.read = self.operand(full), True
         for tensor, each in zip(tensors, result, strict=True):
             node = self.operand(tensor)
             if tensor.shape != each.shape:
@@ -346,11 +352,7 @@ class Recorder(TorchFunctionMode):
 
     def _same_tensor(self, name: str, args: tuple[Any, ...], result: Any) -> fx.Node | None:
         """The node of the operand if the call handed it back, or a view that equals it."""
-        if (
-            not isinstance(result, torch.Tensor)
-            or not args
-            or not isinstance(args[0], torch.Tensor)
-        ):
+        if not args or not all(isinstance(t, torch.Tensor) for t in (result, args[0])):
             return None
         known = self._nodes.get(id(result))
         if known is not None and known[0] is result:
@@ -364,6 +366,7 @@ class Recorder(TorchFunctionMode):
             or source.requires_grad != result.requires_grad
         ):
             return None
+        self.read = True  # of other sizes it may be more than the tensor itself
         return self.operand(source)
 
     def _adopt(self, result: Any, node: fx.Node) -> None:
@@ -392,6 +395,5 @@ def _device_offsets() -> tuple[int, ...]:
 
 
 def _other_modes() -> tuple[bool, bool]:
-    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled(
-        "cuda"
-    ), torch.is_inference_mode_enabled()
+    cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    return cast, torch.is_inference_mode_enabled()

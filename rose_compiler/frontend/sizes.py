@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import types
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
 import torch
+
+from rose_compiler.ir.sizes import Items, Known, Shape
 
 #: Sizes that may be others when a graph runs: none, those of first axes, or any.
 Vary = Literal["none", "rows", "all"]
 #: What reads them, of a tensor.
 NAMES = frozenset(("shape", "size", "numel", "nelement", "__len__"))
+#: What hangs on the number of axes alone.
+AXES = frozenset(("dim", "ndim", "ndimension", "is_same_size"))
 _TORCH = os.path.dirname(str(torch.__file__)) + os.sep
+_LIBRARIES = (_TORCH, os.path.dirname(np.__file__) + os.sep)
 
 
 class Sizes(tuple[Any, ...]):
@@ -56,3 +63,61 @@ def sizes_read(
         axis = args[1] if len(args) > 1 else kwargs["dim"]
         return one(axis % tensor.dim(), result)
     return Sizes(one(k, size) for k, size in enumerate(result))
+
+
+class WatchedArray(np.ndarray):
+    """An array that tells when Python code of the user's reads a size of it."""
+
+    told: Callable[[], object] | None = None
+
+    def __array_finalize__(self, of: Any) -> None:
+        self.told = getattr(of, "told", None)
+
+    def _read(self, frame: types.FrameType) -> None:
+        if self.told is not None and not frame.f_code.co_filename.startswith(_LIBRARIES):
+            self.told()
+
+    @property  # type: ignore[misc]  # numpy's may be assigned; nobody does here
+    def shape(self) -> Any:
+        self._read(sys._getframe(1))
+        return self.view(np.ndarray).shape
+
+    @property
+    def size(self) -> Any:
+        self._read(sys._getframe(1))
+        return self.view(np.ndarray).size
+
+    @property
+    def ndim(self) -> Any:
+        self._read(sys._getframe(1))
+        return self.view(np.ndarray).ndim
+
+    def __len__(self) -> int:
+        self._read(sys._getframe(1))
+        return len(self.view(np.ndarray))
+
+
+def watched(array: Any, told: Callable[[], object]) -> Any:
+    """A copy of an array that calls ``told`` when Python code of the user's reads a size of it."""
+    if type(array) is not np.ndarray:
+        return array.copy()
+    made = array.copy().view(WatchedArray)
+    made.told = told
+    return made
+
+
+def known_of(value: Any, free: Vary) -> Known | None:
+    """The sizes that a graph is right for, as it was traced with ``value``, if ``free`` ones may be
+    others; ``None`` where there is nothing to be known."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        sizes: list[int | None] = list(value.shape)
+        if free == "all":
+            return Shape((None,) * len(sizes))
+        if free == "rows" and sizes:
+            sizes[0] = None
+        return Shape(tuple(sizes))
+    if isinstance(value, tuple | list) and not isinstance(value, torch.Size):
+        return Items(tuple((k, known_of(v, free)) for k, v in enumerate(value)))
+    if type(value) is dict:
+        return Items(tuple((k, known_of(v, free)) for k, v in value.items()))
+    return None

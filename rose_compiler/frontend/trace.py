@@ -10,13 +10,12 @@ values; what could make it wrong on other values is a :class:`~rose_compiler.bas
 from __future__ import annotations
 
 import inspect
-import operator
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 from unittest import mock
 
 import numpy as np
@@ -32,13 +31,14 @@ from rose_compiler.frontend.crosscheck import (
     set_generator_states,
 )
 from rose_compiler.frontend.host_calls import Attributes, HostCalls
+from rose_compiler.frontend.inputs import Inputs
 from rose_compiler.frontend.mentions import Mentions
 from rose_compiler.frontend.record import spec_of
 from rose_compiler.frontend.recorder import Recorder
-from rose_compiler.frontend.sizes import Vary
-from rose_compiler.ir import facts
+from rose_compiler.frontend.sizes import Vary, known_of
 from rose_compiler.ir.contexts import entered
 from rose_compiler.ir.facts import Context, Spec
+from rose_compiler.ir.sizes import Items, Known
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,9 @@ class Traced:
     and ``checks`` name the nodes that draw random numbers and that may raise for values. A graph
     that is not ``pure`` writes tensors it has made itself, so its nodes keep their order.
     ``mentions`` is what the code that ran reads from Python objects. ``sized``: whether other code
-    than torch's read a size, which the graph may hold.
+    than torch's read a size, which the graph may hold, ``read``: whether any Python code did,
+    ``fixed``: whether of an array, which stays a number.
+    ``known`` are the sizes that the graph was proven for, by argument; of those it leaves out any.
     Call ``gm.forward(...)``: calling the module itself costs 2 µs more.
     """
 
@@ -71,6 +73,9 @@ class Traced:
     contexts: tuple[Context, ...] = ()
     mentions: Mentions = field(default_factory=Mentions)
     sized: bool = False
+    read: bool = False
+    fixed: bool = False
+    known: Mapping[int, Known] = field(default_factory=dict)
 
     @property
     def lifted(self) -> dict[str, str]:
@@ -107,14 +112,40 @@ def trace(
             its operands, where it would else be wrong for others.
         rows: whether to put to the test that the graph does for other numbers of rows too.
     """
-    found = _trace(fn, example_args, lifted, contexts, names, roots, "none", rows or vary != "none")
+    tested = rows or vary != "none"
+    found = _trace(fn, example_args, lifted, contexts, names, roots, "none", tested)
     if isinstance(found, Traced):
-        if vary == "none" or (vary == "rows" and not found.sized):
-            return found
+        if vary != "all" and not found.sized:
+            return _proven(found, example_args, "rows" if tested else "none")
+        if not tested:
+            return _proven(found, example_args, "none")
     elif not isinstance(found, FixedSizes):
         return found
-    again = "rows" if vary == "none" else vary
-    return _trace(fn, example_args, lifted, contexts, names, roots, again, True)
+    again: Vary = "rows" if vary == "none" else vary
+    other = _trace(fn, example_args, lifted, contexts, names, roots, again, True)
+    if isinstance(other, Traced):
+        return _proven(other, example_args, again)
+    # right for these sizes at least, where no others were seen
+    return _proven(found, example_args, "none") if vary == "none" and _is_made(found) else other
+
+
+def _is_made(found: Traced | Blocker) -> TypeGuard[Traced]:
+    return isinstance(found, Traced)
+
+
+def _proven(traced: Traced, example_args: Sequence[Any], free: Vary) -> Traced:
+    """A graph with the sizes that it was proven for. Draws have the shape that they had."""
+    if traced.draws or traced.fixed:
+        free = "none"
+    elif not traced.read:
+        free = "all"
+    made = {k: known_of(example_args[k], free) for k in traced.arguments if isinstance(k, int)}
+    known = {
+        k: one
+        for k, one in made.items()
+        if one is not None and (free != "all" or traced.read or isinstance(one, Items))
+    }
+    return replace(traced, known=known)
 
 
 @dataclass(frozen=True)
@@ -205,79 +236,6 @@ def _record(
     return replace(_finish(recorder, inputs, result, contexts), mentions=host.mentions)
 
 
-class Inputs:
-    """The arguments of a traced function as it is given them, and their placeholders."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self.placeholders: dict[fx.Node, int] = {}
-        self.tensors: dict[str, list[torch.Tensor]] = {}
-
-    def add(self, name: str, value: Any, position: int) -> Any:
-        """What to call the function with in place of ``value``."""
-        if not _is_data(value):
-            return value
-        node = self.recorder.placeholder(name)
-        self.placeholders[node] = position
-        facts.put(node, spec=spec_of(value))
-        return self._given(value, node, node.name)
-
-    def _given(self, value: Any, node: fx.Node, name: str) -> Any:
-        copied: Any
-        if isinstance(value, torch.Tensor):
-            copied = copy_of(value)
-            self.recorder.audit.foreign.add(storage_key(copied))
-            self.tensors.setdefault(name, []).append(copied)
-            self.recorder.know(copied, node)
-            return copied
-        if isinstance(value, np.ndarray | np.generic):
-            copied = value.copy()
-            self.recorder.know(copied, node)
-            return copied
-        if type(value) in (int, float):
-            return self.recorder.number(value, node)
-        if isinstance(value, dict):
-            return {k: self._item(v, node, k, name) for k, v in value.items()}
-        if isinstance(value, tuple | list):
-            items = [self._item(v, node, i, name) for i, v in enumerate(value)]
-            if isinstance(value, list):
-                return items
-            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-        return value
-
-    def _item(self, value: Any, node: fx.Node, key: Any, name: str) -> Any:
-        if not _is_data(value):
-            return value
-        inner = self.recorder.emit(operator.getitem, (node, key))
-        facts.put(inner, spec=spec_of(value))
-        return self._given(value, inner, name)
-
-
-def _is_data(value: Any) -> bool:
-    """Whether a value becomes an input of the graph, rather than being fixed in it."""
-    if isinstance(value, torch.Tensor | np.ndarray | np.generic) or type(value) in (int, float):
-        return True
-    if type(value) is dict:
-        return any(map(_is_data, value.values()))
-    if type(value) in (tuple, list) or (isinstance(value, tuple) and hasattr(value, "_fields")):
-        return any(map(_is_data, value))
-    return False
-
-
-def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A leaf of the same values, strides and ``requires_grad``."""
-    copied = tensor.detach().clone()
-    if copied.stride() != tensor.stride() and not _overlapping(tensor):
-        copied = torch.empty_strided(
-            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-        ).copy_(tensor.detach())
-    return copied.requires_grad_(tensor.requires_grad)
-
-
-def _overlapping(tensor: torch.Tensor) -> bool:
-    return any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-
-
 def _output(recorder: Recorder, value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _output(recorder, v) for k, v in value.items()}
@@ -317,6 +275,8 @@ def _finish(
         checks=tuple(n.name for n in recorder.checks),
         pure=recorder.pure,
         sized=recorder.sized,
+        read=recorder.read,
+        fixed=inputs.fixed,
         contexts=contexts,
     )
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch.fx as fx
 
+from rose_compiler.base.apart import Apart
 from rose_compiler.ir import facts
 from rose_compiler.ir.contexts import entered
 from rose_compiler.ir.ops import BRANCH, BREAK_IF, CONTINUE_IF, LOOP, SHARD, STATE, UNBOUND, Op
@@ -20,9 +21,11 @@ from rose_compiler.ir.program import (
     LoopView,
     Program,
     is_call,
+    op_of,
     output_node,
     placeholders,
 )
+from rose_compiler.ir.sizes import Sizes, sizes_of, takes_parts
 
 Environment = dict[fx.Node, Any]
 
@@ -168,10 +171,17 @@ class Interpreter:
                 result = resolve(args[0], args[1])
             elif node.target is SHARD:
                 result = args[0].shards()[args[1]]
+            elif (sizes := sizes_of(node.target)) is not None and self._differ(node, sizes, args):
+                result = sizes.instead(*args)
             else:
                 result = node.target(*args, **kwargs)
             self.hooks.after(node, args, result)
         return result
+
+    def _differ(self, node: fx.Node, sizes: Sizes, args: tuple[Any, ...]) -> bool:
+        """Whether a traced operation was not proven for the sizes that it is handed."""
+        whole = not any(type(a) is Apart for a in args) and not takes_parts(node)
+        return whole and sizes.differ(op_of(node).signature.params, args)
 
     def _loop(self, node: fx.Node, env: Environment) -> tuple[Any, ...]:
         view = LoopView(node)

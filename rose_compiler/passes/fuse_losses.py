@@ -20,6 +20,7 @@ from rose_compiler.ir.losses import (
 from rose_compiler.ir.ops import STATE, Op
 from rose_compiler.ir.program import Program, is_call, is_item, op_of
 from rose_compiler.ir.rewriter import Rewriter
+from rose_compiler.ir.sizes import SIZES, sizes_of
 from rose_compiler.ir.state_node import state_node
 from rose_compiler.passes.base import PassContext, context_of
 from rose_compiler.passes.hoist_draws import draw_before
@@ -109,13 +110,16 @@ def _recording(op: Op, name: str, recorded: list[int]) -> Op:
     """The operation under a name, which hands out results that look as if their graph were there:
     to go backward from them once more raises what it raises after a backward."""
     assert op.body is not None
+    attributes = {**op.attributes, "recorded": tuple(recorded)}
+    if (sizes := sizes_of(op)) is not None:
+        attributes[SIZES] = replace(sizes, instead=with_backward(sizes.instead, recorded))
     return Op(
         replace(op.signature, name=name),
         with_backward(op.body.forward, recorded),
         kind=op.kind,
         body=op.body,
         source=op.source,
-        attributes={**op.attributes, "recorded": tuple(recorded)},
+        attributes=attributes,
     )
 
 

@@ -21,6 +21,7 @@ from rose_compiler.ir.facts import Context
 from rose_compiler.ir.ops import BRANCH, LOOP, STATE
 from rose_compiler.ir.program import LoopView, is_call, is_item, output_node
 from rose_compiler.ir.rewriter import Rewriter
+from rose_compiler.passes.overlap import kinds
 from rose_compiler.passes.same import same_value
 
 
@@ -128,6 +129,8 @@ def _clear(collect: fx.Node, update: fx.Node, rewrite: Rewriter) -> list[fx.Node
     for node in between:
         if not takes_part(node):
             continue
+        if "clock" in kinds(node):
+            return _timed(collect, update, node)
         if any(e.src in behind for e in waits.get(node, ())):
             behind.append(node)
         else:
@@ -156,6 +159,17 @@ def _clear(collect: fx.Node, update: fx.Node, rewrite: Rewriter) -> list[fx.Node
             rewrite.move(node, after=last)
             last = node
     return joined
+
+
+def _timed(collect: fx.Node, update: fx.Node, node: fx.Node) -> Blocker:
+    """Why a reading of the clock keeps the loops around it apart."""
+    return Blocker(
+        "effects-conflict",
+        f"{title(node)} tells how long {title(collect)} takes, and would stand in front of it or "
+        f"behind {title(update)}",
+        "one reading in front of both loops and one behind them",
+        where=(at,) if (at := place(node)) else (),
+    )
 
 
 def _coupled(collect: fx.Node, update: fx.Node, node: fx.Node, deps: Dependences) -> Blocker:

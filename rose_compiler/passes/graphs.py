@@ -15,6 +15,7 @@ from rose_compiler.ir.effects import RNG_TORCH, parse_entry
 from rose_compiler.ir.ops import Op, Signature
 from rose_compiler.ir.program import Program, is_call, op_of, output_node, placeholders
 from rose_compiler.ir.separable import any_rows, row_axes
+from rose_compiler.ir.sizes import SIZES, of_part
 from rose_compiler.ir.slice import draws_random, writes_in_place
 
 
@@ -62,6 +63,8 @@ def part(
     attributes = of.attributes | {k: v for k, v in found.items() if v or k in of.attributes}
     if axes and not batch and "rows" in attributes:
         attributes["rows"] = dict(axes)  # for passes that take a draw out and try again
+    if (sizes := of_part(of, body, frozenset(n for n in batch if n in params))) is not None:
+        attributes[SIZES] = sizes
     attributes["part_of"] = _lineage(of, results or range(len(results_of(body))))
     return Op(
         signature,

@@ -21,6 +21,7 @@ from rose_compiler.ir.recorded import records
 from rose_compiler.ir.scope import Scope, root_of
 from rose_compiler.passes.base import PassContext
 from rose_compiler.passes.recurrence import step_position
+from rose_compiler.passes.rendering import renders
 
 #: Objects that any thread may use, one after the other: memory, and containers of it.
 _PLAIN = (
@@ -74,6 +75,12 @@ def lane_of(step: fx.Node, scope: Scope, context: PassContext) -> str | Blocker:
     else:
         whole = name = state_name(env)
     if context.options.lanes == "thread":
+        if renders(scope.program, whole or ""):
+            return Blocker(
+                "no-lane",
+                f"{whole} renders, and its context belongs to the thread that made it",
+                'a simulator in a host of its own (`ShardedEnv(..., hosts="process")`)',
+            )
         return f"thread:{name}"
     if whole in context.asynchronous:
         return f"shard:{name}"

@@ -39,6 +39,7 @@ from rose_compiler.passes.hosts import in_order
 from rose_compiler.passes.late import write_slots
 from rose_compiler.passes.modulo import Modulo
 from rose_compiler.passes.place import TRAINING
+from rose_compiler.passes.rendering import why_bound
 from rose_compiler.passes.trainers import apart
 
 #: Kinds of calls that take long enough to be worth a hand-over.
@@ -249,6 +250,8 @@ def why_not(node: fx.Node, deps: Dependences, *, whole: bool = False) -> Blocker
             where=where,
         )
     inside = list(below(node))
+    if blocker := why_bound([n for n in (node, *inside) if is_work(n)], deps):
+        return blocker
     if is_hosted(node) or any(map(is_hosted, inside)):
         return Blocker("no-lane", f"{title(node)} calls a component that has a host", where=where)
     if is_exit(node) or (is_call(node, BRANCH) and any(map(bodies.exits, bodies.graphs_of(node)))):

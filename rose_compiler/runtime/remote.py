@@ -197,16 +197,16 @@ class RemoteTask(Task):
 
     def wait(self) -> Any:
         if not self.done:
-            self.receive(self.lane.timeout)  # type: ignore[attr-defined]
+            self.receive(self.limit)
         if self.error is not None:
             raise self.error
         return self.value
 
     @property
     def limit(self) -> float | None:
-        """Seconds that the call may take: its lane's limit, or else its host's own."""
-        own: float | None = self.lane.timeout  # type: ignore[attr-defined]
-        return self._own_limit() if own is None else own
+        """Seconds that the call may take: its lane's limit or its host's own, the shorter one."""
+        limits = (self.lane.timeout, self._own_limit())  # type: ignore[attr-defined]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def _own_limit(self) -> float | None:
         raise NotImplementedError

@@ -161,6 +161,9 @@ def whiten(buf): ...
 
 @op()
 def normalize(): ...
+
+@op(reads=["host"], writes=["host"], calls=["clock"])
+def now(): ...
 """
 
 
@@ -181,6 +184,8 @@ def test_a_loop_of_the_same_trips_between_them_joins_the_collection() -> None:
     [
         ("whole-collection", between("    whiten(buf)")),
         ("unknown-effects", between("    normalize()")),
+        # it tells how long the collection took
+        ("effects-conflict", between("    taken = now()")),
         # a loss that looks at the data of all groups
         ("incomplete-group", TEXT.replace('"net.params", "buf.adv[g]"', '"net.params", "buf.adv"')),
         # a view that may lie anywhere, and a graph that may come from anywhere

@@ -54,6 +54,35 @@ def test_a_reset_runs_beside_the_update_in_front_of_it(golden: Any) -> None:
     assert resetting(parse(TEXT))
 
 
+class Simulator:
+    """One that makes frames, or none."""
+
+    def __init__(self, render_mode: str | None, native_async: bool = False) -> None:
+        self.render_mode, self.native_async = render_mode, native_async
+
+    def step(self, action: Any) -> Any:
+        return action
+
+
+@pytest.mark.parametrize(
+    ("envs", "stays"),
+    [
+        (Simulator(None), False),
+        (Simulator("ansi"), False),
+        (Simulator("rgb_array"), True),
+        (Simulator("rgb_array", native_async=True), False),  # in a host of its own
+    ],
+)
+def test_what_renders_stays_on_the_thread_of_its_context(envs: Any, stays: bool) -> None:
+    program = parse(TEXT)
+    program.objects["envs"] = envs
+    assert resetting(program) is not stays
+    history = PassManager([NextReset()]).run(program, CONTEXT)
+    told = [r.why for r in history.remarks.missed() if r.code == "opaque-call"]
+    assert bool(told) is stays
+    assert not stays or "renders" in told[0]
+
+
 EVALUATED = TEXT.replace(
     "        train(agent, last)\n",
     "        train(agent, last)\n        look = restart(tests)\n        evaluate(agent, look, tests)\n",

@@ -253,6 +253,7 @@ class Host:
 
     def __init__(self) -> None:
         self.items: list[Any] = []
+        self.timeout: float | None = None
         self.limits: list[float | None] = []
 
     def submit(self, method: str, *args: Any) -> Ticket:
@@ -269,6 +270,10 @@ def test_a_host_lane_calls_methods_by_name() -> None:
     lane.submit(0, "append", 5).wait()
     assert lane.submit(1, "index", 5).wait() == 0
     assert host.limits == [3.0, 3.0]
+    host.timeout = 0.5  # its own limit, which is shorter
+    assert lane.submit(1, "index", 5).wait() == 0
+    assert host.limits.pop() == 0.5
+    host.timeout = 8.0
     failing = lane.submit(2, "index", 9)
     assert lane.settle(1.0)
     assert 0.5 < host.limits[-1] <= 1.0  # what is left of it

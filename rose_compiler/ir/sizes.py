@@ -1,0 +1,175 @@
+"""Sizes that a traced graph was proven for: it holds those that Python code read.
+
+Code that reads a size (``x.shape[0]``, ``len(x)``) leaves a number in its graph, or the arm of a
+branch that the size chose. So a graph says for which sizes of its arguments it stands, and what is
+run for any others: the user's own statements where they can take its place, an error where a pass
+has changed what it computes, or drew its random numbers in one shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch.fx as fx
+
+from rose_compiler.base.errors import fail
+from rose_compiler.ir import facts
+from rose_compiler.ir.ops import JOIN_ROWS, Op
+from rose_compiler.ir.program import is_call, is_item, op_of, placeholders
+
+#: In the attributes of a traced operation: its :class:`Sizes`.
+SIZES = "sizes"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes that a tensor or array must have; None for one that may be any."""
+
+    sizes: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Items:
+    """What a tuple, list or dict must hold, by index or key, and how much."""
+
+    items: tuple[tuple[Any, Shape | Items | None], ...]
+
+
+Known = Shape | Items
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a graph was proven for, by parameter; ``instead`` takes the same arguments where they
+    are others, and returns what the operation returns. For parts of the operation nothing can:
+    ``stop`` raises. ``batched`` parameters may be handed rows of what is meant, of some trips or
+    some shards."""
+
+    known: Mapping[str, Known]
+    instead: Callable[..., Any]
+    stop: Callable[..., Any]
+    batched: frozenset[str] = frozenset()
+
+    def differ(self, params: tuple[str, ...], args: tuple[Any, ...]) -> bool:
+        """Whether the graph was not proven for arguments of these sizes."""
+        given = dict(zip(params, args, strict=False))
+        return any(not _fits(given[p], k) for p, k in self.known.items() if p in given)
+
+    def text(self, refs: Mapping[str, str]) -> str:
+        """The same question as Python, asked of variables; empty where any sizes will do."""
+        found = (part for p, k in self.known.items() if p in refs for part in _text(refs[p], k))
+        return " or ".join(found)
+
+    def of_parts(self) -> Sizes:
+        """The same where rows of the batch, or of several trips, are handed over."""
+        free = {p: _any_rows(k) if p in self.batched else k for p, k in self.known.items()}
+        return replace(self, known=free, instead=self.stop)
+
+
+def sizes_of(op: Op) -> Sizes | None:
+    """What an operation was proven for, if that is less than all sizes."""
+    found: Sizes | None = op.attributes.get(SIZES)
+    return found if found is not None and found.known else None
+
+
+def with_batch(op: Op) -> None:
+    """Note which parameters of an operation are batches whose rows it keeps apart."""
+    if (found := sizes_of(op)) is not None:
+        op.attributes[SIZES] = replace(found, batched=frozenset(op.signature.separable()))
+
+
+def of_part(of: Op, body: fx.GraphModule, batched: frozenset[str]) -> Sizes | None:
+    """The sizes of a part of an operation, which nothing can take the place of."""
+    if (found := sizes_of(of)) is None:
+        return None
+    names = {n.name for n in placeholders(body.graph)}
+    inner = dict(zip(of.signature.params, _names(of), strict=False))
+    known = {inner[p]: k for p, k in found.known.items() if inner.get(p) in names}
+    return Sizes(known, found.stop, found.stop, batched)
+
+
+def _names(op: Op) -> tuple[str, ...]:
+    return () if op.body is None else tuple(n.name for n in placeholders(op.body.graph))
+
+
+def takes_parts(node: fx.Node) -> bool:
+    """Whether a node is handed rows of some shards, or of several trips, as a batch."""
+    op = op_of(node)
+    found = sizes_of(op)
+    if found is None:
+        return False
+    for name, value in zip(op.signature.params, node.args, strict=False):
+        if name not in found.batched or not isinstance(value, fx.Node):
+            continue
+        rows = facts.rows_of(facts.get(value).spec)
+        if _joined(value) or (rows is not None and rows != _rows(found.known.get(name))):
+            return True
+    return False
+
+
+def _joined(value: fx.Node) -> bool:
+    """Whether a value holds what several trips made."""
+    while is_item(value) and isinstance(value.args[0], fx.Node):
+        value = value.args[0]
+    if not is_call(value) or is_call(value, JOIN_ROWS):
+        return is_call(value)
+    return op_of(value).kind == "graph" and any(map(_joined, value.all_input_nodes))
+
+
+def _rows(known: Known | None) -> int | None:
+    while isinstance(known, Items):
+        known = next((k for _, k in known.items if k is not None), None)
+    return known.sizes[0] if known is not None and known.sizes else None
+
+
+def refused(*args: Any) -> Any:
+    """Stop: a graph would compute something else for sizes that it was not proven for.
+
+    Raises:
+        RuntimeFault: always.
+    """
+    shapes = [tuple(a.shape) for a in args if hasattr(a, "shape")]
+    raise fail(
+        "sizes-changed",
+        "an operation that was taken apart is handed values of sizes that were not seen before: "
+        + ", ".join(map(str, shapes)),
+    )
+
+
+def _fits(value: Any, known: Known | None) -> bool:
+    if known is None:
+        return True
+    if isinstance(known, Items):
+        if len(value) != len(known.items):
+            return False
+        return all(_fits(value[key], inner) for key, inner in known.items)
+    shape, wanted = value.shape, known.sizes
+    return len(shape) == len(wanted) and all(
+        w is None or s == w for s, w in zip(shape, wanted, strict=True)
+    )
+
+
+def _text(ref: str, known: Known | None) -> Iterator[str]:
+    if known is None:
+        return
+    if isinstance(known, Items):
+        yield f"len({ref}) != {len(known.items)}"
+        for key, inner in known.items:
+            yield from _text(f"{ref}[{key!r}]", inner)
+        return
+    first, *rest = known.sizes or (0,)
+    if None not in known.sizes:
+        yield f"{ref}.shape != {known.sizes}"
+    elif rest and None not in rest and first is None:
+        yield f"{ref}.shape[1:] != {tuple(rest)}"
+    else:
+        yield f"{ref}.ndim != {len(known.sizes)}"
+
+
+def _any_rows(known: Known) -> Known:
+    if isinstance(known, Items):
+        parts = ((k, None if inner is None else _any_rows(inner)) for k, inner in known.items)
+        return Items(tuple(parts))
+    return Shape((None, *known.sizes[1:])) if known.sizes else known

@@ -1,0 +1,162 @@
+"""Sizes that differ for the first time after a graph was made: it holds those of its trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rose_compiler
+from rose_compiler.base.decision import Decision
+from rose_compiler.base.errors import RuntimeFault
+from rose_compiler.sim import ShardedEnv
+from rose_compiler.testing.losses import as_traced
+from tests.api.loops import Drift
+
+CALLS = 4
+
+
+class Fewer:
+    """Hands out fewer rows, or columns, from its ninth call on."""
+
+    def __init__(self, axis: int) -> None:
+        self.axis, self.calls = axis, 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x.narrow(self.axis, 0, x.shape[self.axis] - (self.calls > 8))
+
+
+class Policy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(3, 3), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-1] == 3 and len(x) > 3:
+            h = self.wide(x) + torch.zeros(x.shape[0], 3)
+        else:
+            h = self.narrow(x[:, :2]) * 2
+        return h * h.sum() / x.shape[0]
+
+
+class Drawing(Policy):
+    def forward(self, x: Tensor) -> Tensor:
+        h = super().forward(x)
+        return torch.distributions.Normal(h, 0.5).sample()
+
+
+def rollout(envs: Any, policy: Any, fewer: Any, obs: Any) -> Any:
+    seen = []
+    for _ in range(4):
+        with torch.no_grad():
+            part = fewer(obs)
+            h = policy(part)
+            action = torch.tanh(obs) * 0.1 + h.mean()
+        obs, _, _, _, _ = envs.step(action.numpy())
+        obs = torch.as_tensor(obs, dtype=torch.float32)
+        seen.append(h.sum())
+    return obs, torch.stack(seen)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_graph_of_a_rollout_is_right_for_sizes_that_come_later(axis: int) -> None:
+    results, fast = [], rose_compiler.compile(rollout, numerics="bitwise", tune=False)
+    for fn in (rollout, fast):
+        torch.manual_seed(0)
+        envs = ShardedEnv.split([Drift] * 4, shards=2, hosts="inline")
+        policy, fewer = Policy().eval(), Fewer(axis)
+        obs, found = torch.as_tensor(envs.reset(seed=0)[0], dtype=torch.float32), []
+        for call in range(CALLS):
+            obs, told = fn(envs, policy, fewer, obs)
+            found.append(told)
+            if fn is fast and call == 1:
+                assert 'kind="graph"' in fast.history[-1][1]
+        results.append(found)
+        envs.close()
+    assert [torch.equal(a, b) for a, b in zip(*results, strict=True)] == [True] * CALLS
+    said = [r.why for r in fast._log if r.code == "re-captured"]
+    assert len(said) == 1
+    assert "other sizes" in said[0]
+    fast.close()
+
+
+def test_a_part_of_a_graph_stops_at_sizes_that_come_later_and_is_captured_anew() -> None:
+    fast = rose_compiler.compile(rollout, numerics="bitwise", tune=False)
+    envs = ShardedEnv.split([Drift] * 4, shards=2, hosts="inline")
+    policy, fewer = Drawing().eval(), Fewer(1)
+    obs = torch.as_tensor(envs.reset(seed=0)[0], dtype=torch.float32)
+    for _ in range(2):
+        obs, _ = fast(envs, policy, fewer, obs)
+    with pytest.raises(RuntimeFault, match="sizes that were not seen"):
+        fast(envs, policy, fewer, obs)
+    for _ in range(2):
+        fast(envs, policy, fewer, obs)
+    assert [r.why for r in fast._log if r.code == "re-captured"]
+    envs.close()
+    fast.close()
+
+
+def per_row(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return (net(x) - y).pow(2).sum() / x.shape[0]
+
+
+def by_branch(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    loss = (net(x) - y).pow(2).mean()
+    return loss * 0.5 if len(x) < 2 else loss
+
+
+def drawing(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    h = net(x)
+    return (h + 0.1 * torch.randn_like(h) - y).pow(2).sum() / x.shape[0]
+
+
+class Data:
+    """Minibatches of four rows; of one row at the end, from the third call on."""
+
+    def __init__(self) -> None:
+        self.x, self.y, self.size = torch.randn(8, 3), torch.randn(8, 1), 8
+
+    def batches(self) -> list[tuple[Tensor, Tensor]]:
+        cuts = range(0, self.size, 4)
+        return [
+            (self.x[k : k + 4][: self.size - k], self.y[k : k + 4][: self.size - k]) for k in cuts
+        ]
+
+
+@pytest.mark.parametrize("term", [per_row, by_branch, drawing], ids=lambda f: f.__name__)
+def test_a_loss_of_a_shorter_last_minibatch(term: Callable[..., Tensor], tmp_path: Path) -> None:
+    def train(net: Any, opt: Any, data: Any) -> float:
+        total = 0.0
+        for x, y in data.batches():
+            h = term(net, x, y)
+            opt.zero_grad()
+            h.backward()
+            opt.step()
+            total = total + h.item()
+        return total
+
+    Decision(compile=True).save(tmp_path / "d.json")
+    fast = rose_compiler.compile(train, numerics="close", tune=tmp_path / "d.json")
+    results = []
+    for fn in (train, fast):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+        data, opt, found = Data(), torch.optim.SGD(net.parameters(), lr=0.05), []
+        with as_traced():
+            for call in range(5):
+                data.size = 5 if call > 1 else 8
+                if fn is fast and call == 2 and term is drawing:
+                    with pytest.raises(RuntimeFault, match="sizes that were not seen"):
+                        fn(net, opt, data)
+                    break
+                found.append(fn(net, opt, data))
+        results.append(found)
+    expected, got = results
+    assert got == pytest.approx(expected[: len(got)], rel=1e-5)
+    assert "graph for Inductor" in fast.explain() or len(got) > 2
+    fast.close()
