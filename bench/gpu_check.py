@@ -35,7 +35,7 @@ from rose_compiler.runtime.quotas import (
 #: Seconds for all checks: the whole takes less than six minutes.
 LIMIT_S = 350.0
 #: Seconds that a workload is tuned for at most; it is measured for half as long.
-WORKLOAD_S = 12.0
+WORKLOAD_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ CHECKS: dict[str, Check] = {
     "device times of lanes in the profile": Check(15, gpu_lanes.device_times),
     "fused losses and graphs are replayed as CUDA graphs": Check(30, gpu_graphs.fused),
     "quotas of SMs for streams are measured and decided on": Check(
-        25, partial(gpu_lanes.quotas, 20.0)
+        20, partial(gpu_lanes.quotas, 12.0)
     ),
     **{
         f"workload: {name}": Check(45, partial(workload, name, "cuda", size, WORKLOAD_S))

@@ -39,9 +39,9 @@ def levers(backends: Iterable[QuotaBackend]) -> list[Line]:
     for backend in backends:
         probe = backend.probe()
         found.append(_lever(backend.name, probe.available, probe.why))
-    triton = scan_triton.available()
-    found.append(_lever("Triton", triton, "kernels are compiled" if triton else "no Triton"))
-    cuda = torch.cuda.is_available()
+    cuda, triton = torch.cuda.is_available(), scan_triton.available()
+    why = "no Triton" if not triton else "kernels are compiled" if cuda else "no CUDA device"
+    found.append(_lever("Triton", triton and cuda, why))
     for name, probed in DEVICE_LEVERS.items():
         if not cuda:
             found.append(_lever(name, False, "no CUDA device"))

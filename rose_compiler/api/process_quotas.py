@@ -249,7 +249,8 @@ class ProcessQuotas:
     def release(self) -> None:
         """Take the quotas back: whoever was moved goes on in a process without them, before the
         daemon that they rest on ends. Iterations that follow have them again."""
-        self._known = self.plan if not self.comparing else self._known
+        in_force = self.plan if self._trial is None else self._trial.old
+        self._known = in_force or self._known
         self.plan = self._trial = None
         self._leave()
         self._moved = {}
