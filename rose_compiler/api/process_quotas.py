@@ -25,9 +25,8 @@ from rose_compiler.api.quota_trial import Plan, Trial, in_processes
 from rose_compiler.api.quotas import plan_quotas
 from rose_compiler.api.schedules import Schedule
 from rose_compiler.api.tuning import Tuning
-from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import QuotaError
-from rose_compiler.base.machine import detect_cpu
+from rose_compiler.base.machine import Machine, detect_cpu
 from rose_compiler.base.profile import Timeline
 from rose_compiler.base.quota import BY_PROCESS, COORDINATOR, QuotaPlan
 from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
@@ -70,7 +69,7 @@ class ProcessQuotas:
         self._trial: Trial | None = None
         self._points: list[tuple[dict[str, int] | None, Timeline]] = []  # chunks by lane
         self._tried: list[QuotaPlan] = []  # that points, and trials, were made of
-        self._made: tuple[Decision, Instrumented] | None = None
+        self._made: Instrumented | None = None
         self._done = False
         self._drifts = 0  # those that quotas were planned anew after
         self._looked = False  # for what an earlier run has kept
@@ -119,31 +118,28 @@ class ProcessQuotas:
         self, objects: dict[str, Any], entry: Entry | None, schedule: Schedule | None
     ) -> None:
         """Put the plan into force that an earlier run has found, or this one before `close()`."""
-        if not self._looked:
-            self._looked = True
-            kept = {} if entry is None else entry.sms
-            self._known, self.pending = kept.get("processes"), kept.get("pending")
-        plan = self._known
-        if plan is None or schedule is None or not self._available():
+        if schedule is None or (self._looked and self._known is None):
             return
-        self._known = None
-        parts = self._parts(objects, plan)
+        kept = {"processes": self._known} if entry is None or self._looked else dict(entry.sms)
+        self._looked, self._known = True, None
+        if not any(kept.values()) or not self._available():
+            return
         try:
             gpu = self._found()[0]
-            here, why = gpu.machine(), ""
         except (QuotaError, IndexError) as error:
             self._missed(f"the GPU can't be described: {error}", None)
             return
         lanes = {COORDINATOR, *(schedule.emitted.plan.lanes if schedule.emitted.plan else ())}
-        if here != plan.machine:
-            why = f"is one for {plan.machine.name} with {plan.machine.sms} SMs"
-        elif not parts or not {share.lane for share in plan.shares} <= lanes:
-            why = "is not one for the lanes of its schedule"
-        if why and entry is not None:
-            entry.forget("processes", why)
-        if why or self._backend(plan) is None:
+        for kind in ("processes", "pending"):
+            one = kept.get(kind)
+            if one is not None and (why := self._misfit(one, gpu.machine(), lanes, objects)):
+                kept[kind] = None
+                if entry is not None:
+                    entry.forget(kind, why)
+        plan, self.pending = kept.get("processes"), kept.get("pending")
+        if plan is None or self._backend(plan) is None:
             return
-        self._done = True
+        parts, self._done = self._parts(objects, plan), True
         trial = self._trial = Trial(self.plan, plan.on(gpu.uuid), parts)
         trial.blocks.won = True
         self._change(trial)
@@ -151,6 +147,16 @@ class ProcessQuotas:
             self._trial = None
             what = f"{', '.join(parts)} in processes with quotas of SMs"
             self._note([Remark("applied", PASS, (), "moved", f"{what}, which won earlier")])
+
+    def _misfit(
+        self, plan: QuotaPlan, here: Machine, lanes: set[str], objects: dict[str, Any]
+    ) -> str:
+        """Why a plan is not one for this device and a schedule with these lanes; "" if it is."""
+        if here != plan.machine:
+            return f"is one for {plan.machine.name} with {plan.machine.sms} SMs"
+        if not self._parts(objects, plan) or not {s.lane for s in plan.shares} <= lanes:
+            return "is not one for the lanes of its schedule"
+        return ""
 
     def boundary(
         self,
@@ -206,9 +212,9 @@ class ProcessQuotas:
         """What runs the iteration that begins: ``run``, or a profiled one."""
         if not self.watching or schedule.emitted.edited:
             return run
-        if self._made is None or self._made[0] != schedule.decision:
-            self._made = schedule.decision, Instrumented(schedule.program, detect_cpu())
-        made = self._made[1]
+        made = self._made
+        if made is None or made.program is not schedule.program:
+            made = self._made = Instrumented(schedule.program, detect_cpu())
 
         def measured(runtime: Any, *inputs: Any) -> Any:
             result = made.run(runtime, *inputs)

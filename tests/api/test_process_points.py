@@ -169,10 +169,16 @@ def test_a_second_run_starts_with_the_plan_that_the_first_one_found(
     started(made(replace(GPU, sms=64)), entry(), SIM)
     assert entry().sms == {}
     assert "is one for NVIDIA H200 with 132 SMs; it is deleted" in log[-1].why
+    kept.keep("processes", None)
     kept.keep("pending", PLAN)
     started(made(), entry(), "host:other")
     assert "not one for the lanes of its schedule" in log[-1].why
-    assert entry().sms == {"pending": PLAN}
+    assert entry().sms == {}
+    kept = entry()
+    kept.keep("pending", PLAN)
+    waiting = made()
+    assert started(waiting, entry(), SIM).pid == 1
+    assert (waiting.plan, waiting.pending) == (None, PLAN)
     kept.store(None, "another schedule")
     assert kept.sms == {}
 
