@@ -21,8 +21,9 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# what needs one core only, beside the tests of threads, processes and whole trainings
-ALONE := tests/testing tests/ir tests/passes tests/frontend tests/loops tests/codegen tests/tune
+# what asks for little but a core, beside the tests of threads, processes and whole trainings:
+# about half of the work
+ALONE := $(addprefix tests/,testing ir passes frontend loops codegen tune base cli kernels bench)
 
 # OpenMP's threads sleep at barriers: with other processes on the cores, spinning there took more
 # time than the tests. Types are checked meanwhile; what that says comes last.

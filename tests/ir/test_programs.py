@@ -23,7 +23,7 @@ from rose_compiler.testing.programs import FEATURES, Generated, frozen, observe,
 Leaf = tuple[str, int | None]  # a state and an index into it, or the whole
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(programs())
 def test_programs_run_and_are_the_same_after_a_round_trip(generated: Generated) -> None:
     verify(generated.program)
