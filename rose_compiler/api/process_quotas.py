@@ -120,7 +120,9 @@ class ProcessQuotas:
         """Put the plan into force that an earlier run has found, or this one before `close()`."""
         if schedule is None or (self._looked and self._known is None):
             return
-        kept = {"processes": self._known} if entry is None or self._looked else dict(entry.sms)
+        kept: dict[str, QuotaPlan | None] = {"processes": self._known}
+        if entry is not None and not self._looked:
+            kept = {**entry.sms}
         self._looked, self._known = True, None
         if not any(kept.values()) or not self._available():
             return
