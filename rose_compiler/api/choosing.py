@@ -20,6 +20,7 @@ from rose_compiler.base.decision import Decision
 from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.ir.program import Program
 from rose_compiler.passes.accumulate import accumulates
+from rose_compiler.passes.interleave import interleaves
 from rose_compiler.passes.next_reset import resetting
 from rose_compiler.passes.overlap import overlapping
 from rose_compiler.passes.versions import copying
@@ -54,7 +55,7 @@ class Choosing(Building):
                 hosted=bool(objects.hosted(self.program.objects)),
                 overlap=lambda: overlapping(self.program) or resetting(self.program),
                 streams=self.streamable,
-                accumulate=lambda: accumulates(self.program),
+                accumulate=lambda: accumulates(self.program) or interleaves(self.program),
                 copies=lambda: copying(self.program),
                 compilable=self._compilable,
                 plans=self.cores.plans,

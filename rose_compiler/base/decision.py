@@ -63,11 +63,11 @@ class Decision:
     ``overlap``: evaluations, checkpoints, logs and other work that no training waits for run on
     threads of their own, and so does one of two operations that do not need each other.
     ``accumulate``: in the first epoch, the gradient of a group is added up while the next group is
-    collected.
+    collected; forwards over what was collected run in the loop that collects.
     ``streams``: where tensors live on a device with streams, work that the next step or update does
     not wait for, and each group of shards, is queued on streams of its own.
-    ``copies``: evaluations that run beside the training read copies of the parameters, so that they
-    may go on beside the update too; only with ``overlap``.
+    ``copies``: evaluations that run beside the training read copies of the parameters, and
+    checkpoints write such, so that they may go on beside the update too; only with ``overlap``.
     ``cores``: the cores of each lane, of the coordinator's too, as (lane, number) pairs: torch uses
     as many threads there, and the processes of hosts are bound to theirs; ``"shards"`` stands for
     those of all shards together. Who is not named is not bound.

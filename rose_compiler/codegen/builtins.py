@@ -42,6 +42,10 @@ def _snapshot(node: fx.Node, refs: References, p: Printer) -> str:
     return f"rt.snapshot({p.value(node.args[0], refs)})"
 
 
+def _freeze(node: fx.Node, refs: References, p: Printer) -> str:
+    return f"rt.frozen({p.value(node.args[0], refs)})"
+
+
 def _new_list(node: fx.Node, refs: References, p: Printer) -> str:
     return "[]"
 
@@ -81,6 +85,7 @@ _WRITERS: dict[Op, Writer] = {
     ops.MERGE: _merge,
     ops.SNAPSHOT: _snapshot,
     ops.VERSION: _snapshot,
+    ops.FREEZE: _freeze,
     ops.NEW_LIST: _new_list,
     ops.APPEND: _append,
     ops.JOIN_ROWS: _join_rows,

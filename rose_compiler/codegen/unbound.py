@@ -8,7 +8,7 @@ from typing import Any
 import torch.fx as fx
 
 from rose_compiler.ir import facts
-from rose_compiler.ir.ops import BRANCH, LOOP, SNAPSHOT, UNBOUND
+from rose_compiler.ir.ops import BRANCH, FREEZE, LOOP, SNAPSHOT, UNBOUND
 from rose_compiler.ir.program import (
     BranchView,
     LoopView,
@@ -54,7 +54,7 @@ def _flows(program: Program) -> Iterator[tuple[Any, fx.Node]]:
                 yield from zip(branch.captured, placeholders(arm.graph), strict=True)
                 for k, value in enumerate(output_node(arm.graph).args[0]):  # type: ignore[arg-type]
                     yield from ((value, pick) for pick in _picks(node, k))
-        elif is_call(node, SNAPSHOT):
+        elif is_call(node, SNAPSHOT) or is_call(node, FREEZE):
             yield node.args[0], node
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-import torch
 import torch.fx as fx
 
 from rose_compiler.base.errors import fail
-from rose_compiler.frontend import liveness, managers, rewrite_ast
+from rose_compiler.frontend import liveness, managers, rewrite_ast, saving
 from rose_compiler.frontend.calls import CallLowering
 from rose_compiler.frontend.core import maybe_unbound
 from rose_compiler.frontend.modes import context_of, context_of_instance
@@ -29,6 +28,9 @@ class BranchLowering(CallLowering):
             self.statements(node.body if known else node.orelse, scope, builder, live)
             return
         self.refuse_rebinding(node, scope)
+        body = [part for s in node.body for part in saving.in_two(s, scope)]
+        if len(body) > len(node.body):
+            node = ast.copy_location(ast.If(node.test, body, node.orelse), node)
         if not self.structural([node], scope) and not self.saves(node.body, scope):
             self.blocks.emit([node], scope, builder, live)
             return
@@ -53,7 +55,8 @@ class BranchLowering(CallLowering):
             if self.structural(piece, scope):
                 self.one_branch(made, pred, scope, builder, needed)
             else:
-                self.blocks.emit([made], scope, builder, needed)
+                marks = saving.marks(piece[0], scope) if len(piece) == 1 else {}
+                self.blocks.emit([made], scope, builder, needed, attributes=marks)
         scope.bindings.pop(name)
 
     def segments(self, statements: list[ast.stmt], scope: Scope) -> list[list[ast.stmt]]:
@@ -68,7 +71,7 @@ class BranchLowering(CallLowering):
                 and not self.steps(statement.value, scope)
                 and self.structural([statement], scope)
             )
-            cut = cut or self.writes_out(statement, scope)
+            cut = cut or saving.writes_out(statement, scope)
             if cut or not open_run:
                 found.append([statement])
             else:
@@ -79,12 +82,7 @@ class BranchLowering(CallLowering):
     def saves(self, statements: list[ast.stmt], scope: Scope) -> bool:
         """Whether an arm makes a snapshot and then writes it out: two things, for the second one
         may go on beside whatever changes what was copied."""
-        return len(statements) > 1 and any(self.writes_out(s, scope) for s in statements)
-
-    def writes_out(self, statement: ast.stmt, scope: Scope) -> bool:
-        """Whether a statement is a call of ``torch.save``."""
-        call = statement.value if isinstance(statement, ast.Expr) else None
-        return isinstance(call, ast.Call) and scope.resolve(call.func) is torch.save
+        return len(statements) > 1 and any(saving.writes_out(s, scope) for s in statements)
 
     def one_branch(
         self, node: ast.If, pred: fx.Node, scope: Scope, builder: Builder, live: set[str]

@@ -60,10 +60,14 @@ class Val:
     def all_places(self) -> frozenset[str]:
         """Every state that the value itself, or anything it holds, may be."""
         found = self.places | self.shares
-        inner = self.items.values() if isinstance(self.items, dict) else self.items or ()
-        for each in (*inner, *((self.each,) if self.each is not None else ())):
+        for each in (*self.parts, *((self.each,) if self.each is not None else ())):
             found |= each.all_places
         return found
+
+    @property
+    def parts(self) -> tuple[Val, ...]:
+        """The values of ``items``, without their keys."""
+        return tuple(self.items.values() if isinstance(self.items, dict) else self.items or ())
 
     def as_list(self) -> Val:
         """A list of values like this one."""
@@ -161,6 +165,10 @@ def joined(values: list[Val]) -> Val:
     each = None
     if all(v.each is not None for v in values):
         each = joined([v.each for v in values if v.each is not None])
+    # what one of them is known to hold, and others are not, is still held
+    inside = [i for v in values if items is None for i in v.parts]
+    inside += [v.each for v in values if each is None and v.each is not None]
+    shares = frozenset().union(*(v.shares for v in values), *(i.all_places for i in inside))
     return Val(
         frozenset().union(*(v.places for v in values)),
         NOT_STATIC,
@@ -168,7 +176,7 @@ def joined(values: list[Val]) -> Val:
         all(v.loaded for v in values),
         items,
         each,
-        frozenset().union(*(v.shares for v in values)),
+        shares,
         tuple(dict.fromkeys(m for v in values for m in v.modules)),
         pending=pending,
     )

@@ -11,7 +11,7 @@ from typing import Any
 import torch.fx as fx
 
 from rose_compiler.base.errors import fail
-from rose_compiler.frontend import components, liveness, rewrite_ast, slots
+from rose_compiler.frontend import components, liveness, rewrite_ast, saving, slots
 from rose_compiler.frontend.calls import Bound
 from rose_compiler.frontend.core import maybe_unbound, names_of_tuple
 from rose_compiler.frontend.loops import LoopLowering
@@ -85,6 +85,11 @@ class Lowering(LoopLowering):
             # the target's own value is read before the right side is evaluated
             self.blocks.emit([node], scope, builder, live)
             return
+        first, *rest = saving.in_two(node, scope)
+        if rest:  # what is saved, and its writing
+            self.simple(first, scope, builder, live | set(liveness.assigned([first])))
+            self.simple(rest[0], scope, builder, live)
+            return
         value: ast.expr = node.value  # type: ignore[attr-defined]
         wanted = _targets(node)
         own = isinstance(value, ast.Call) and not self.steps(value, scope)
@@ -99,7 +104,8 @@ class Lowering(LoopLowering):
         if isinstance(node, ast.Expr):
             if binding is None and not isinstance(replaced, ast.Name):
                 made: ast.stmt = ast.copy_location(ast.Expr(replaced), node)
-                self.blocks.emit([made], scope, builder, live)
+                marks = saving.marks(made, scope)
+                self.blocks.emit([made], scope, builder, live, attributes=marks)
             return
         if (
             isinstance(node, ast.Assign)

@@ -16,6 +16,7 @@ import torch.fx as fx
 
 from rose_compiler.base.apart import Apart, alike, by_trip, rows_in
 from rose_compiler.base.errors import fail
+from rose_compiler.base.frozen import frozen
 from rose_compiler.ir import noise
 
 # What a node calls. "block": the user's own statements, kept as Python. "graph": straight-line
@@ -28,6 +29,8 @@ KINDS = ("block", "graph", "loss", "component", "step", "builtin")
 
 #: In the attributes of an operation that does nothing but read, or assign, one attribute.
 LOADS, STORES = "loads", "stores"
+#: In those of one that pickles an input of its to a file, and does nothing else with it: its name.
+SAVES = "saves"
 
 
 @dataclass(frozen=True)
@@ -203,6 +206,9 @@ class _Unbound:
     def __repr__(self) -> str:
         return "UNBOUND"
 
+    def __reduce__(self) -> str:
+        return "UNBOUND"  # one object, by whatever way it is handed on
+
 
 UNBOUND = _Unbound()
 
@@ -331,6 +337,13 @@ VERSION = _builtin(
     "a copy of a parameter as it is now, for those who read it while it is trained",
     reads=("value",),
     impl=_snapshot,
+)
+FREEZE = _builtin(
+    "freeze",
+    ("value",),
+    "an object as pickling finds it now, to be written to a file later",
+    impl=frozen,
+    attributes={"maybe_unbound": ("value",)},
 )
 # Values of all trips of a loop: a list that lives across it, one entry a trip.
 NEW_LIST = _builtin("new_list", (), "an empty list", impl=list)

@@ -99,6 +99,11 @@ class Summary(Scope):
                     yield Effect(False, name)
                     yield from self._held(name)
 
+    def apart_from(self, node: fx.Node, others: Iterable[fx.Node]) -> Iterator[Effect]:
+        """What an operation would read and write if of its values it were handed only some."""
+        yield from self._declared(node)
+        yield from self._reads(others)
+
     def _declared(self, node: fx.Node) -> Iterator[Effect]:
         op = program.op_of(node)
         signature = op.signature

@@ -110,7 +110,7 @@ def context_of(rewrite: Rewriter) -> PassContext:
 
 #: Operations too small for anything to be won by running them beside a step.
 TRIVIAL = frozenset(
-    {"append", "draw_noise", "randn", "rows", "shard", "snapshot", "state", "version"}
+    {"append", "draw_noise", "freeze", "randn", "rows", "shard", "snapshot", "state", "version"}
 )
 
 

@@ -59,9 +59,9 @@ def same_trips(a: fx.Node, b: fx.Node, deps: Dependences) -> bool:
     return all(same_value(x, y, deps) for x, y in pairs)
 
 
-def fuse(site: Site, rewrite: Rewriter) -> Fused | Blocker:
+def fuse(site: Site, rewrite: Rewriter, *, unversioned: bool = True) -> Fused | Blocker:
     """Make one loop of both, or say which dependence that would turn round. The program is left
-    half changed then."""
+    half changed then. ``unversioned``: graphs of the second loop save without versions."""
     update = site.update if site.epochs is None else _peel(site.epochs, site.update, rewrite)
     found = _clear(site.collect, update, rewrite)
     if isinstance(found, Blocker):
@@ -71,7 +71,8 @@ def fuse(site: Site, rewrite: Rewriter) -> Fused | Blocker:
         if isinstance(made, Blocker):
             return made
     collect = tuple(n for n in LoopView(site.collect).graph.nodes if n.op == "call_function")
-    _unversioned(update, rewrite)
+    if unversioned:
+        _unversioned(update, rewrite)
     made = _join(site.collect, update, rewrite)
     if isinstance(made, Blocker):
         return made

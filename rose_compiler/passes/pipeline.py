@@ -15,6 +15,7 @@ from rose_compiler.passes.defer import Defer
 from rose_compiler.passes.fuse import Fuse
 from rose_compiler.passes.hoist import HoistInvariant
 from rose_compiler.passes.hosts import Hosts
+from rose_compiler.passes.interleave import Interleave
 from rose_compiler.passes.late import LateWork
 from rose_compiler.passes.next_reset import NextReset
 from rose_compiler.passes.overlap import Overlap
@@ -50,6 +51,11 @@ ORDER: tuple[Entry, ...] = (
         Scan(),
         "after hoist: what is left in the body of a recurrence varies; it steps no simulator, so "
         "nothing below looks into it",
+    ),
+    Entry(
+        Interleave(),
+        "after scan, which takes loops as they stand; before all that finds work for the shadow of "
+        "a step in the loop around it",
     ),
     Entry(
         Split(),

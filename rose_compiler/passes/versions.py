@@ -2,14 +2,15 @@
 
 An evaluation runs beside the training until an optimizer writes what it reads. Handed a version of
 the parameters of its own, copied when all that comes before it in program order has been, it may go
-on beside the update too: what it computes is the same, bit for bit. A copy costs its time and its
-memory, so it is a choice of the decision's.
+on beside the update too: what it computes is the same, bit for bit. A checkpoint is handed its
+objects frozen, as pickling found them there: its file is the same, byte for byte. A copy costs its
+time and its memory, so it is a choice of the decision's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, ClassVar
 
@@ -24,11 +25,12 @@ from rose_compiler.ir.deps import Dependences, place, title
 from rose_compiler.ir.effects import GLOBAL_STATES, related
 from rose_compiler.ir.facts import Context, Spec
 from rose_compiler.ir.interp import resolve
-from rose_compiler.ir.ops import BRANCH, LOOP, STATE, VERSION
+from rose_compiler.ir.ops import BRANCH, FREEZE, LOOP, STATE, VERSION
 from rose_compiler.ir.program import Program, is_call, is_state, op_of
 from rose_compiler.ir.recorded import records
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes.base import Pass, PassContext, context_of
+from rose_compiler.passes.freezing import only_saved, parts
 from rose_compiler.passes.overlap import bodies_of, find, kinds
 from rose_compiler.passes.place import TRAINING
 
@@ -38,7 +40,8 @@ NO_GRAD = (Context("no_grad"),)
 
 @dataclass(frozen=True)
 class Versions(Pass):
-    """Hand evaluations beside the training copies of the parameters that it writes."""
+    """Hand evaluations and checkpoints beside the training copies of the parameters that it
+    writes."""
 
     name: ClassVar[str] = "versions"
 
@@ -53,16 +56,16 @@ class Versions(Pass):
             elif rewrite.spend():
                 self._copy(members, found, rewrite)
 
-    def _copy(
-        self, members: Sequence[fx.Node], found: dict[fx.Node, Spec | None], rewrite: Rewriter
-    ) -> None:
-        size = sum(_bytes(spec) or 0 for spec in found.values())
+    def _copy(self, members: Sequence[fx.Node], found: Copies, rewrite: Rewriter) -> None:
+        size = sum(_bytes(spec) or 0 for spec in found.versions.values())
         much = f", {show_bytes(size)}" if size else ""
-        rewrite.applied(
-            _named(members),
-            f"reads copies of {len(found)} parameters{much}, and may go on while they are trained",
-        )
-        for state, spec in found.items():
+        if found.versions:
+            rewrite.applied(
+                _named(members),
+                f"reads copies of {len(found.versions)} parameters{much}, and may go on while they "
+                "are trained",
+            )
+        for state, spec in found.versions.items():
             made = rewrite.call(
                 VERSION,
                 state,
@@ -74,6 +77,32 @@ class Versions(Pass):
             )
             users = [m for m in members if state in m.all_input_nodes]
             rewrite.replace(state, made, users=users)
+        for save, (value, spec) in found.frozen.items():
+            size = sum(_bytes(part) or 0 for part in spec.items) if spec else 0
+            rewrite.applied(
+                save,
+                f"writes `{value.name}` as it was there"
+                + (f", {show_bytes(size)}," if size else "")
+                + " and may go on while its parts are trained",
+            )
+            kept = rewrite.call(
+                FREEZE,
+                value,
+                before=members[0] if value not in members else save,
+                like=save,
+                name=f"{value.name}_then",
+                spec=spec,
+            )
+            rewrite.replace(value, kept, users=[save])
+
+
+@dataclass(frozen=True)
+class Copies:
+    """What a group of operations is to have copies of: parameters, with their types, and of each
+    operation that writes a file what it writes, with the types of the tensors in it."""
+
+    versions: dict[fx.Node, Spec | None] = field(default_factory=dict)
+    frozen: dict[fx.Node, tuple[fx.Node, Spec | None]] = field(default_factory=dict)
 
 
 def plan(
@@ -82,8 +111,8 @@ def plan(
     program: Program,
     deps: Dependences,
     context: PassContext,
-) -> dict[fx.Node, Spec | None] | Blocker:
-    """The parameters that a group of operations is to have copies of, or why it has none."""
+) -> Copies | Blocker:
+    """The copies that a group of operations is to have, or why it has none."""
     if not context.options.copies:
         return Blocker("switched-off", "the decision copies no parameters")
     wanted = _shared(graph, members, deps)
@@ -93,8 +122,11 @@ def plan(
         for used in member.all_input_nodes
         if is_state(used)
     }
-    found: dict[fx.Node, Spec | None] = {}
+    found = Copies()
     for state in wanted:
+        if saves := only_saved(state, members, deps):
+            found.frozen.update((save, (value, None)) for save, value in saves.items())
+            continue
         node = nodes.get(state)
         if node is None or not _tensor(state) or not _only_traced(state, members, deps):
             return Blocker(
@@ -108,19 +140,36 @@ def plan(
                 "unsupported-shape",
                 f"{state} lies in its memory otherwise than a copy would, and may round otherwise",
             )
-        found[node] = None if live is None else _spec(live)
-    sizes = [_bytes(spec) for spec in found.values()]
-    if context.memory_limit is not None:
-        # the next trip's are made while this one's may still be read
-        size = None if None in sizes else 2 * sum(s or 0 for s in sizes)
-        if size is None or size > context.memory_limit:
+        found.versions[node] = None if live is None else _spec(live)
+    for save, (value, _) in found.frozen.items():
+        made = parts(value, program, deps)
+        if away := [p.device for p in made or () if p.device.type != "cpu"]:
             return Blocker(
-                "memory-limit",
-                f"copies of {len(found)} parameters would take "
-                f"{'unknown many' if size is None else size} bytes, "
-                f"{context.memory_limit:.0f} are allowed",
+                "unsupported-shape",
+                f"what {title(save)} writes lies on {away[0]}, and is not copied",
             )
-    return found
+        specs = None if made is None else tuple(map(_spec, made))
+        found.frozen[save] = value, None if specs is None else Spec("tuple", items=specs)
+    return _too_large(found, context) or found
+
+
+def _too_large(found: Copies, context: PassContext) -> Blocker | None:
+    """Why copies don't fit the memory that the user allows, or None."""
+    if context.memory_limit is None:
+        return None
+    sizes = [_bytes(spec) for spec in found.versions.values()]
+    for _, spec in found.frozen.values():
+        sizes += [None] if spec is None else map(_bytes, spec.items)
+    # the next trip's are made while this one's may still be read
+    size = None if None in sizes else 2 * sum(s or 0 for s in sizes)
+    if size is not None and size <= context.memory_limit:
+        return None
+    return Blocker(
+        "memory-limit",
+        f"copies of {len(sizes)} parameters would take "
+        f"{'unknown many' if size is None else size} bytes, "
+        f"{context.memory_limit:.0f} are allowed",
+    )
 
 
 def _readers(program: Program, deps: Dependences) -> Iterator[tuple[fx.Graph, list[fx.Node]]]:

@@ -16,6 +16,7 @@ from rose_compiler.base import phases
 from rose_compiler.base.apart import Apart
 from rose_compiler.base.errors import fail
 from rose_compiler.base.faultmap import FaultMap
+from rose_compiler.base.frozen import frozen
 from rose_compiler.base.profile import Timeline
 from rose_compiler.base.recurrence import Recurrence
 from rose_compiler.base.spanlog import SpanLog
@@ -356,6 +357,7 @@ class Runtime:
 
     unversioned: Callable[[], Any] = Unversioned
     snapshot: Callable[[Any], Any] = staticmethod(buffers.snapshot)
+    frozen: Callable[[Any], Any] = staticmethod(frozen)
     rows: Callable[[Any, int, int], Any] = staticmethod(buffers.rows)
     concat: Callable[..., Any] = staticmethod(buffers.concat)
     join_rows: Callable[[Any], Any] = staticmethod(buffers.join_rows)

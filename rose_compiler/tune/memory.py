@@ -20,7 +20,17 @@ from rose_compiler.base.recurrence import Recurrence
 from rose_compiler.base.sizes import show_bytes
 from rose_compiler.ir import facts
 from rose_compiler.ir.facts import Spec
-from rose_compiler.ir.ops import APPEND, CONCAT, DRAW, JOIN_ROWS, MERGE, RANDN, SNAPSHOT, VERSION
+from rose_compiler.ir.ops import (
+    APPEND,
+    CONCAT,
+    DRAW,
+    FREEZE,
+    JOIN_ROWS,
+    MERGE,
+    RANDN,
+    SNAPSHOT,
+    VERSION,
+)
 from rose_compiler.ir.program import (
     Program,
     body_of,
@@ -155,6 +165,8 @@ class _Adder:
         if is_call(node, VERSION):
             # the next trip's is made while this one's may still be read
             return f"copies of {node.args[0]}, of two trips", spec, 2
+        if is_call(node, FREEZE):
+            return f"{node.args[0]} as it was, of two trips", spec, 2
         if is_call(node, SNAPSHOT):
             if any(is_call(u, APPEND) for u in node.users):
                 return None  # counted with the list

@@ -262,7 +262,7 @@ def _moves(decision: Decision, seen: Evidence) -> Iterator[_Move]:
     if decision.overlap:
         yield _Move("work that no training waits for on threads", None)
     if decision.accumulate:
-        yield _Move("gradients added up while the next group is collected", None)
+        yield _Move("work on what was collected while more is collected", None)
     for one in decision.pipeline:
         yield _Move(f"trips of {one.loop} that overlap", tuple(one.loop.split("/")))
     for purpose, count in (

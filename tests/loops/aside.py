@@ -150,6 +150,17 @@ def checkpointed(iterations: int, s: Any) -> Any:
     return obs
 
 
+def checkpointed_now_and_then(iterations: int, s: Any) -> Any:
+    """Saves networks and optimizer in front of the update of every other iteration."""
+    envs, agent, opt, obs, folder = s.envs, s.agent, s.opt, s.obs, s.folder
+    for it in range(iterations):
+        obs, seen, done, logps, paid = collect(envs, agent, obs)
+        if it % 2 == 0:
+            torch.save([agent.state_dict(), opt.state_dict()], f"{folder}/{it}.pt")
+        learn(agent, opt, seen, done, logps, paid)
+    return obs
+
+
 def logged(iterations: int, s: Any) -> Any:
     """Prints what an iteration brought, and evaluates now and then."""
     envs, eval_envs, agent, opt, obs, log = s.envs, s.eval_envs, s.agent, s.opt, s.obs, s.log

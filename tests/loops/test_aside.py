@@ -174,6 +174,45 @@ def test_a_checkpoint_is_written_while_the_next_iteration_collects(tmp_path: Pat
             assert differing(bits(one), bits(other)) == []
 
 
+def test_a_checkpoint_of_copies_is_written_while_the_parameters_are_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = iter((tmp_path / "eager", tmp_path / "compiled"))
+    seen: list[bool] = []
+    weights: list[torch.Tensor] = []
+    write = torch.serialization._save
+
+    def waiting(*args: Any, **options: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            before, until = weights[-1]._version, time.monotonic() + PATIENCE / 2
+            while weights[-1]._version == before and time.monotonic() < until:
+                time.sleep(0.001)
+            seen.append(weights[-1]._version > before)
+        return write(*args, **options)
+
+    def make() -> Setup:
+        folder = next(folders)
+        folder.mkdir()
+        setup = Setup(folder=folder)
+        weights.append(setup.agent.mean[0].weight)
+        return setup
+
+    monkeypatch.setattr(torch.serialization, "_save", waiting)
+    fn = aside.checkpointed_now_and_then
+    with both(fn, make, Decision(overlap=True, copies=True)) as (made, setup):
+        assert any(seen), made.source
+        names = sorted(path.name for path in (tmp_path / "eager").iterdir())
+        assert names
+        for name in names:
+            one, other = ((tmp_path / of / name).read_bytes() for of in ("eager", "compiled"))
+            assert one == other
+        kept = [*setup.agent.parameters()]
+        kept += [t for held in setup.opt.state.values() for t in held.values()]
+        pieces = added(made._last.unit.program, made._schedule().program)
+        size = sum(t.numel() * t.element_size() for t in kept)
+        assert sum(p.bytes for p in pieces if "as it was" in p.what) == 2 * size
+
+
 def test_lines_are_printed_in_order_beside_the_training() -> None:
     with both(aside.logged, lambda: Setup(Training)) as (made, _):
         assert "on lane 'thread:" in made.explain(), made.source

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from rose_compiler.base.decision import Decision
 from rose_compiler.ir import facts, interp
-from rose_compiler.ir.ops import VERSION
+from rose_compiler.ir.ops import FREEZE, VERSION
 from rose_compiler.ir.parse import parse
 from rose_compiler.ir.program import Program, is_call, op_of
 from rose_compiler.passes.base import PassContext
@@ -177,3 +178,94 @@ def test_copies_are_one_more_candidate() -> None:
     assert len([one for one in found if one is not None and one.copies]) == 1
     assert [one for one in found if one is None or not one.copies] == without
     assert candidates(2, copies=True, **known) == candidates(2, **known)
+
+
+SAVED = """
+@op(reads=["envs", "agent.params"], writes=["envs"], kind="step", attributes={"step": {"env": "envs", "action": "agent"}})
+def collect(agent, envs): ...
+
+@op(reads=["agent.params", "envs"], writes=["@agent.params"], results=0, calls=["optimizer"])
+def train(agent, envs, x): ...
+
+@op(reads=["agent.params"], writes=[])
+def holds(agent): ...
+
+@op(reads=["host"], writes=["host"], results=0, attributes={"saves": "held"})
+def save(held, log): ...
+
+def iterations(n, *, agent, envs, log):
+    for it in training(0, n, 1):
+        x = collect(agent, envs)
+        held = holds(agent) @ facts(alias=["agent.params"])
+        save(held, log)
+        train(agent, envs, x)
+        yield ()
+    return n
+"""
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.tensor(2.0), requires_grad=False)
+
+
+def write(held: Any, log: Counted) -> None:
+    file = io.BytesIO()
+    torch.save(held, file)
+    log.seen.append(float(torch.load(io.BytesIO(file.getvalue()))["w"]))
+
+
+FILES: dict[str, Callable[..., Any]] = {
+    **BIND,
+    "holds": lambda agent: agent.state_dict(),
+    "save": write,
+}
+
+
+def files() -> dict[str, Any]:
+    return {"agent": Net(), "envs": Counted(), "log": Counted()}
+
+
+def test_a_file_is_written_as_its_parts_were_while_they_are_trained() -> None:
+    plain = files()
+    program = parse(SAVED, bind=FILES)
+    assert copying(program)
+    interp.run(program, [4], plain)
+    history = PassManager([Versions(), Overlap()], verify=2).run(program, CONTEXT)
+    assert [r.pass_name for r in history.remarks.applied()] == ["versions", "overlap"]
+    order = {op_of(n).name: s.order for n in program.nodes() if is_call(n) and (s := facts.get(n).slot)}  # fmt: skip
+    assert order["freeze"] < order["save"] < order["train"]
+    for seed in range(4):
+        found = files()
+        slots.run(program, [4], found, seed=seed)
+        assert found["log"].seen == plain["log"].seen
+        assert float(found["agent"].w) == float(plain["agent"].w)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [  # a statement that looks at the policy, too, while it writes; one that does more than write
+        ('reads=["host"], writes', 'reads=["host", "@agent.params"], writes'),
+        (', attributes={"saves": "held"}', ""),
+    ],
+)
+def test_a_file_of_what_is_read_otherwise_too_is_written_from_the_living(change: Any) -> None:
+    program = parse(SAVED.replace(*change))
+    history = PassManager([Versions()], verify=2).run(program, CONTEXT)
+    assert [r.code for r in history.remarks.missed()] == ["effects-conflict"]
+    assert not any(is_call(n, FREEZE) for n in program.nodes())
+
+
+def test_what_a_file_holds_is_counted() -> None:
+    for limit, kept in ((7.0, 0), (8.0, 1)):  # two copies of four bytes
+        program = parse(SAVED, bind=FILES)
+        program.objects.update(files())
+        known = PassContext(options=COPIES, memory_limit=limit)
+        history = PassManager([Versions()], verify=2).run(program, known)
+        assert sum(is_call(n, FREEZE) for n in program.nodes()) == kept
+        assert [r.code for r in history.remarks.missed()] == ["memory-limit"][kept:]
+    program = parse(SAVED, bind=FILES)
+    program.objects.update(files(), agent=Net().to("meta"))
+    history = PassManager([Versions()], verify=2).run(program, CONTEXT)
+    assert [r.code for r in history.remarks.missed()] == ["unsupported-shape"]

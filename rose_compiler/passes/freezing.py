@@ -1,0 +1,78 @@
+"""What a checkpoint writes, and how much that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from rose_compiler.ir.deps import Dependences
+from rose_compiler.ir.effects import ITEMS, related
+from rose_compiler.ir.interp import resolve
+from rose_compiler.ir.ops import SAVES
+from rose_compiler.ir.program import Program, is_call, is_state, op_of
+
+#: Parts of a module's state, in the names of states.
+_PARTS = ("params", "buffers")
+
+
+def only_saved(state: str, members: Sequence[fx.Node], deps: Dependences) -> dict[fx.Node, fx.Node]:
+    """Of each operation that touches a state, and does so only by what it writes to a file, that
+    value; nothing if one touches it otherwise."""
+    found: dict[fx.Node, fx.Node] = {}
+    for node in members:
+        if not any(related(e.state, state) for e in deps.effects(node)):
+            continue
+        name = op_of(node).attributes.get(SAVES) if is_call(node) else None
+        if name is None:
+            return {}
+        value = node.args[op_of(node).signature.params.index(name)]
+        if not isinstance(value, fx.Node) or is_state(value):
+            return {}
+        others = [n for n in node.all_input_nodes if n is not value]
+        if any(related(e.state, state) for e in deps.scope.apart_from(node, others)):
+            return {}
+        found[node] = value
+    return found
+
+
+def parts(value: fx.Node, program: Program, deps: Dependences) -> list[torch.Tensor] | None:
+    """The tensors of the program's objects that a value holds, as they are now; None where they are
+    not known."""
+    found: dict[int, torch.Tensor] = {}
+    for state in deps.scope.aliases(value):
+        if state.endswith(f".{ITEMS}"):
+            continue  # what a container holds is told by itself
+        held = _held(state, program)
+        if held is None:
+            return None
+        found.update((id(tensor), tensor) for tensor in held)
+    return list(found.values())
+
+
+def _held(state: str, program: Program) -> list[torch.Tensor] | None:
+    """The tensors that a state stands for."""
+    root, *path = state.split(".")
+    if root not in program.objects:
+        return None
+    k = next((k for k, part in enumerate(path) if part in _PARTS), len(path))
+    try:
+        owner = program.objects[root]
+        owner = resolve(owner, ".".join(path[:k])) if path[:k] else owner
+    except (AttributeError, LookupError, TypeError):
+        return None
+    if isinstance(owner, torch.nn.Module):
+        name = ".".join(path[k + 1 :])
+        named = [*owner.named_parameters(), *owner.named_buffers()]
+        return [t for n, t in named if f"{n}.".startswith(f"{name}." if name else "")]
+    return list(_tensors(owner.state)) if isinstance(owner, torch.optim.Optimizer) else None
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
