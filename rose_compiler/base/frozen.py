@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copyreg
 import sys
-from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -29,10 +28,10 @@ class Reduced:
     __slots__ = ("_rose_class", "_rose_parts")
 
     def __init__(self, kind: type) -> None:
-        object.__setattr__(self, "_rose_class", kind)
-        object.__setattr__(self, "_rose_parts", ())
+        self._rose_class = kind
+        self._rose_parts: tuple[Any, ...] = ()
 
-    __class__ = property(lambda self: self._rose_class)  # type: ignore[assignment]
+    __class__ = property(lambda self: self._rose_class)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         make, args, state, items, pairs, *setter = self._rose_parts
@@ -103,25 +102,22 @@ class _Freezer:
     def reduce(self, value: Any) -> Any:
         """Any other object, by what it tells pickle of itself."""
         table = copyreg.dispatch_table.get(type(value))
-        told = value.__reduce_ex__(PROTOCOL) if table is None else table(value)
+        told: Any = value.__reduce_ex__(PROTOCOL) if table is None else table(value)
         if isinstance(told, str):
             return value  # found again by its name
         made = Reduced(type(value))
         self.keep(value, made)
-        make, args, state, items, pairs, *setter = (*told, *(None,) * (5 - len(told)))
-        parts = (
+        given: list[Any] = [*told, *[None] * (5 - len(told))]
+        make, args, state, items, pairs, *setter = given
+        made._rose_parts = (
             make,
             tuple(map(self.freeze, args)),
             self.freeze(state),
-            self.all_of(items),
+            None if items is None else list(map(self.freeze, items)),
             None if pairs is None else list(map(self.pair, pairs)),
             *setter,
         )
-        object.__setattr__(made, "_rose_parts", parts)
         return made
-
-    def all_of(self, items: Iterator[Any] | None) -> list[Any] | None:
-        return None if items is None else list(map(self.freeze, items))
 
     def pair(self, pair: tuple[Any, Any]) -> tuple[Any, Any]:
         return self.freeze(pair[0]), self.freeze(pair[1])

@@ -46,7 +46,10 @@ def mark_views(op: Op, effects: Effects) -> None:
             found[str(read[0])] = None
         else:
             found[place] = None
-    if any(parse_entry(place).index for place in found):
+    # a part of a value lies in what that lies in
+    values = set(op.signature.params) - set(op.attributes.get("statics", ()))
+    entries = list(map(parse_entry, found))
+    if any(entry.index or entry.root in values for entry in entries):
         op.attributes[VIEWS] = tuple(sorted(found))
 
 

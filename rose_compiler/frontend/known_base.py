@@ -21,7 +21,8 @@ class KnownEffects:
     the result may share memory with, or hold a reference to; empty means that the result owns its
     memory. ``retains`` names arguments that the receiver keeps a reference to after the call.
     ``kind`` is "" or what the call means to a training loop: "step" (of a simulator), "reset",
-    "module", "optimizer", "backward", "draw", "log" (only host output), "clock". ``host_read`` says
+    "module", "optimizer", "backward", "draw", "log" (only host output), "clock", "copy" (of a
+    module or an optimizer, whole). ``host_read`` says
     that a Python value is made from a tensor's data, so an asynchronous device is waited for.
     ``if_traced`` marks the call of a module whose forward is the user's own code: the effects hold
     only if :func:`rose_compiler.frontend.trace.trace` accepts the call, otherwise nothing is known.

@@ -308,7 +308,8 @@ def _deepcopy(call: CallShape) -> Answer:
     if owner in (list, tuple, dict, set, collections.deque):
         return KnownEffects(reads=("arg0",))
     if is_plain(owner) or getattr(owner, "__deepcopy__", None) is None:
-        return KnownEffects(reads=("arg0",))
+        large = issubclass(owner, (torch.nn.Module, torch.optim.Optimizer))
+        return KnownEffects(reads=("arg0",), kind="copy" if large else "")
     return None
 
 

@@ -58,8 +58,8 @@ def _does(loop: fx.Node, what: str, does: Mapping[SourceLocation, set[str]]) -> 
 def spans_trips(node: fx.Node) -> bool:
     """Whether several trips of a loop over iterations may be taken together, over a range that no
     trip leaves: it steps a simulator in its own body, so that work of one trip may run beside the
-    step of the next, or it evaluates or saves, which may go on while the next trip collects, or it
-    resets a simulator, which may begin while the trip in front still trains."""
+    step of the next, or it evaluates, saves or copies, which may go on while the next trip
+    collects, or it resets a simulator, which may begin while the trip in front still trains."""
     view = LoopView(node)
     if len(view.bounds) != 3 or not isinstance(view.bounds[2], int) or bodies.exits(view.graph):
         return False
@@ -67,7 +67,7 @@ def spans_trips(node: fx.Node) -> bool:
         return True
     parts = [list(_inside(n)) for n in view.graph.nodes]
     stepping = sum(any(op_of(n).kind == "step" for n in part) for part in parts)
-    if stepping > 1 or any(_names(n, "save") for part in parts for n in part):
+    if stepping > 1 or any(_names(n, "save", "deepcopy") for part in parts for n in part):
         return True
     return stepping > 0 and any(is_call(n) and _names(n, "reset") for n in view.graph.nodes)
 
@@ -87,10 +87,11 @@ def _inside(node: fx.Node) -> Iterator[fx.Node]:
         yield node
 
 
-def _names(node: fx.Node, name: str) -> bool:
-    """Whether an operation calls something by this name, as ``torch.save`` by that of ``save``."""
+def _names(node: fx.Node, *names: str) -> bool:
+    """Whether an operation calls something by a name, as ``torch.save`` by that of ``save``."""
     return any(
-        isinstance(part, ast.Call) and getattr(part.func, "attr", "") == name
+        isinstance(part, ast.Call)
+        and getattr(part.func, "attr", getattr(part.func, "id", "")) in names
         for statement in op_of(node).attributes.get("stmts", ())
         for part in ast.walk(statement)
     )

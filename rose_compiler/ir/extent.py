@@ -55,6 +55,8 @@ def within(scope: Summary, value: fx.Node, state: str) -> Region | None:
     found: Region | None = None
     for text in places:
         entry = parse_entry(text)
+        if entry.index is None and not _is_memory(scope, args.get(entry.root)):
+            return None
         for name, region in scope.targets(entry, args, indices):
             if not related(name, state):
                 continue
@@ -62,6 +64,13 @@ def within(scope: Summary, value: fx.Node, state: str) -> Region | None:
                 return None
             found = region
     return found
+
+
+def _is_memory(scope: Summary, value: object) -> bool:
+    """Whether a value was seen as a tensor or an array: a part of one lies in it."""
+    found = scope.resolve(value) if isinstance(value, fx.Node) else None
+    spec = facts.get(found).spec if isinstance(found, fx.Node) and not scope.state(found) else None
+    return spec is not None and spec.kind in ("tensor", "array")
 
 
 def held(scope: Summary, node: fx.Node, state: str) -> tuple[Region, ...] | None:

@@ -172,9 +172,10 @@ def _builtin(
     impl: Callable[..., Any] | None = None,
     batch: tuple[tuple[str, int], ...] | None = None,
     attributes: Mapping[str, Any] | None = None,
+    may_raise: bool = False,
 ) -> Op:
     signature = Signature(
-        name, params, reads, writes, results=results, may_raise=False, batch=batch
+        name, params, reads, writes, results=results, may_raise=may_raise, batch=batch
     )
     op = Op(signature, impl, kind="builtin", attributes=attributes)
     BUILTINS[name] = Builtin(op, doc)
@@ -344,6 +345,7 @@ FREEZE = _builtin(
     "an object as pickling finds it now, to be written to a file later",
     impl=frozen,
     attributes={"maybe_unbound": ("value",)},
+    may_raise=True,  # an object may say that it can't be pickled
 )
 # Values of all trips of a loop: a list that lives across it, one entry a trip.
 NEW_LIST = _builtin("new_list", (), "an empty list", impl=list)

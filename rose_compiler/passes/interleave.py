@@ -41,8 +41,9 @@ class Interleave(Pass):
             blocker: Blocker | None = None
             if not context.options.accumulate:
                 blocker = Blocker("switched-off", "the decision leaves it behind the collection")
-            elif not context.run_ahead and (first := raising(site.update)) is not None:
-                blocker = Blocker("may-raise", f"run_ahead=False: {title(first)} may raise")
+            elif not context.run_ahead:
+                what = f"{title(raising(site.update) or site.update)} in front of a later step"
+                blocker = Blocker("may-raise", f"run_ahead=False runs no {what}", "run_ahead=True")
             else:
                 blocker = why_not_taken(program, site, rewrite.deps)
             if blocker is not None:

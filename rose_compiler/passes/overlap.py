@@ -43,7 +43,7 @@ from rose_compiler.passes.rendering import why_bound
 from rose_compiler.passes.trainers import apart
 
 #: Kinds of calls that take long enough to be worth a hand-over.
-WORK = frozenset({"module", "step", "reset", "log", "component", "scan"})
+WORK = frozenset({"module", "step", "reset", "log", "component", "scan", "copy"})
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ explores by itself, references. Small, in the styles that people write."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,14 @@ class Agent(nn.Module):
         return (-0.5 * scaled**2 - self.log_std).sum(-1)
 
 
+class Rows:
+    """What is collected, a row for each step."""
+
+    def __init__(self) -> None:
+        self.seen, self.done = torch.zeros(STEPS, ENVS, 4), torch.zeros(STEPS, ENVS, 2)
+        self.logps, self.paid = torch.zeros(STEPS, ENVS), torch.zeros(STEPS, ENVS)
+
+
 @dataclass
 class Setup:
     """All that a training owns, made from fixed seeds."""
@@ -65,6 +74,7 @@ class Setup:
         self.target, self.predictor = nn.Linear(4, 3), nn.Linear(4, 3)
         self.predictor_opt = torch.optim.SGD(self.predictor.parameters(), lr=1e-2)
         self.opt = torch.optim.Adam(self.agent.parameters(), lr=1e-2)
+        self.rows = Rows()
         self.obs = torch.as_tensor(self.envs.reset(seed=3)[0])
 
     def owned(self) -> Any:
@@ -161,6 +171,16 @@ def checkpointed_now_and_then(iterations: int, s: Any) -> Any:
     return obs
 
 
+def kept(iterations: int, s: Any) -> Any:
+    """Keeps a copy of the agent of every iteration, to play against."""
+    envs, agent, opt, obs, league = s.envs, s.agent, s.opt, s.obs, s.log
+    for _ in range(iterations):
+        obs, seen, done, logps, paid = collect(envs, agent, obs)
+        learn(agent, opt, seen, done, logps, paid)
+        league.append(copy.deepcopy(agent))
+    return obs
+
+
 def logged(iterations: int, s: Any) -> Any:
     """Prints what an iteration brought, and evaluates now and then."""
     envs, eval_envs, agent, opt, obs, log = s.envs, s.eval_envs, s.agent, s.opt, s.obs, s.log
@@ -197,6 +217,26 @@ def referenced(s: Any) -> Any:
         total += loss.item()
     s.obs = obs
     return total
+
+
+def compared(iterations: int, s: Any) -> Any:
+    """Stays near a reference that looks at every step that was collected, in a loop of its own."""
+    envs, agent, opt, obs, reference, rows = s.envs, s.agent, s.opt, s.obs, s.reference, s.rows
+    for _ in range(iterations):
+        for t in range(STEPS):
+            with torch.no_grad():
+                action, _ = agent.act(obs)
+            rows.seen[t], rows.done[t] = obs, action
+            obs, reward, _, _, _ = envs.step(action.numpy())
+            obs = torch.as_tensor(obs)
+            rows.paid[t] = torch.as_tensor(reward)
+        with torch.no_grad():
+            for t in range(STEPS):
+                row = rows.seen[t]
+                seen = row[:, :4]
+                rows.logps[t] = reference.log_prob(seen, rows.done[t])
+        learn(agent, opt, rows.seen, rows.done, rows.logps, rows.paid)
+    return obs
 
 
 def restarted(iterations: int, s: Any) -> Any:
