@@ -171,16 +171,6 @@ def checkpointed_now_and_then(iterations: int, s: Any) -> Any:
     return obs
 
 
-def kept(iterations: int, s: Any) -> Any:
-    """Keeps a copy of the agent of every iteration, to play against."""
-    envs, agent, opt, obs, league = s.envs, s.agent, s.opt, s.obs, s.log
-    for _ in range(iterations):
-        obs, seen, done, logps, paid = collect(envs, agent, obs)
-        learn(agent, opt, seen, done, logps, paid)
-        league.append(copy.deepcopy(agent))
-    return obs
-
-
 def logged(iterations: int, s: Any) -> Any:
     """Prints what an iteration brought, and evaluates now and then."""
     envs, eval_envs, agent, opt, obs, log = s.envs, s.eval_envs, s.agent, s.opt, s.obs, s.log
@@ -220,8 +210,10 @@ def referenced(s: Any) -> Any:
 
 
 def compared(iterations: int, s: Any) -> Any:
-    """Stays near a reference that looks at every step that was collected, in a loop of its own."""
+    """Stays near a reference that looks at every step that was collected, in a loop of its own;
+    keeps a copy of the agent of every iteration, to play against."""
     envs, agent, opt, obs, reference, rows = s.envs, s.agent, s.opt, s.obs, s.reference, s.rows
+    league = s.log
     for _ in range(iterations):
         for t in range(STEPS):
             with torch.no_grad():
@@ -236,6 +228,7 @@ def compared(iterations: int, s: Any) -> Any:
                 seen = row[:, :4]
                 rows.logps[t] = reference.log_prob(seen, rows.done[t])
         learn(agent, opt, rows.seen, rows.done, rows.logps, rows.paid)
+        league.append(copy.deepcopy(agent))
     return obs
 
 

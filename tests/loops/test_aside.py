@@ -213,16 +213,6 @@ def test_a_checkpoint_of_copies_is_written_while_the_parameters_are_trained(
         assert sum(p.bytes for p in pieces if "as it was" in p.what) == 2 * size
 
 
-def test_an_agent_is_copied_while_the_next_iteration_collects() -> None:
-    with both(aside.kept) as (made, _):
-        line = _line("copy.deepcopy", aside.kept)
-        lines = [line.split("#")[0].strip() for line in made.source.splitlines()]
-        (begun,) = [k for k, text in enumerate(lines) if f"thread_line{line}.submit(" in text]
-        (rollout,) = [k for k, text in enumerate(lines) if text.startswith("for t in ")]
-        ended = [k for k, text in enumerate(lines) if text.endswith("_task.wait()")]
-        assert any(rollout < k < begun for k in ended), made.source
-
-
 def test_lines_are_printed_in_order_beside_the_training() -> None:
     with both(aside.logged, lambda: Setup(Training)) as (made, _):
         assert "on lane 'thread:" in made.explain(), made.source
@@ -245,13 +235,19 @@ def test_log_probabilities_of_a_reference_run_beside_values() -> None:
     second.close()
 
 
-def test_a_reference_looks_at_a_step_while_the_next_one_is_taken() -> None:
-    decision = Decision(accumulate=True, late="shadow", lanes="thread")
+def test_a_reference_looks_at_steps_and_an_agent_is_copied_while_others_are_taken() -> None:
+    decision = Decision(accumulate=True, late="shadow", lanes="thread", overlap=True)
     with both(aside.compared, decision=decision) as (made, _):
         applied = made._schedule().history.remarks.applied()
         assert [r for r in applied if r.pass_name == "interleave"], made.explain()
         late = {str(w.line) for r in applied if r.pass_name == "late" for w in r.where}
         assert {_line(text, aside.compared) for text in ("row = ", "rows.logps[t] =")} <= late
+        lane = f"thread_line{_line('copy.deepcopy', aside.compared)}.submit("
+        lines = [line.split("#")[0].strip() for line in made.source.splitlines()]
+        (begun,) = [k for k, text in enumerate(lines) if lane in text]
+        rollout = min(k for k, text in enumerate(lines) if text.startswith("for t in "))
+        ended = [k for k, text in enumerate(lines) if text.endswith("_task.wait()")]
+        assert any(rollout < k < begun for k in ended), made.source
 
 
 def _line(text: str, of: Callable[..., Any] = aside.drawn) -> str:
