@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import ast
+import dis
+from collections.abc import Mapping
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import torch
 
 from rose_compiler.ir.ops import Op
 
@@ -18,6 +25,23 @@ _HARMLESS = frozenset(
     )
 )
 
+#: What sets an attribute or a global, or calls what is no global function and no method by name.
+_SETTING = frozenset(
+    (
+        *("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME"),
+        *("PUSH_NULL", "CALL_FUNCTION_EX"),
+    )
+)
+_METHODS = frozenset(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"))
+_HARMLESS_METHODS = frozenset(("append", "extend", "items", "keys", "values", "get", "split"))
+_HARMLESS_BUILTINS = frozenset(
+    (
+        *("abs", "all", "any", "bool", "dict", "divmod", "enumerate", "float", "int", "len"),
+        *("list", "max", "min", "pow", "range", "reversed", "round", "set", "sorted", "str"),
+        *("sum", "tuple", "zip", "ValueError", "AssertionError"),
+    )
+)
+
 
 def writes_in_place(op: Op, *, items: bool = False) -> bool:
     """Whether all that a block writes to tensors it writes into them: none takes another's place.
@@ -28,18 +52,19 @@ def writes_in_place(op: Op, *, items: bool = False) -> bool:
     statements = op.attributes.get("stmts")
     if op.kind != "block" or not statements:
         return False
+    known = op.attributes.get("globals") or {}
     parts = [part for s in statements for part in ast.walk(s)]
     if items:
         parts = [p for p in parts if not isinstance(p, ast.Subscript)]
-    return all(map(_harmless, parts))
+    return all(_harmless(part, known) for part in parts)
 
 
-def _harmless(part: ast.AST) -> bool:
+def _harmless(part: ast.AST, known: Mapping[str, Any]) -> bool:
     if isinstance(part, ast.Call):
         name = _name(part.func)
         assigns = any(k.arg == "assign" for k in part.keywords)
         in_place = name.endswith("_") and not name.endswith("__")
-        return not assigns and (in_place or name in _HARMLESS)
+        return not assigns and (in_place or name in _HARMLESS or _is_known(part.func, known))
     if isinstance(part, ast.Attribute) and not isinstance(part.ctx, ast.Load):
         return part.attr == "data"
     if isinstance(part, ast.Subscript) and not isinstance(part.ctx, ast.Load):
@@ -47,6 +72,41 @@ def _harmless(part: ast.AST) -> bool:
     return not isinstance(
         part, ast.Lambda | ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom | ast.Await
     )
+
+
+def _is_known(function: ast.expr, known: Mapping[str, Any]) -> bool:
+    """Whether a function is one of torch or numpy by its module, or one of the user's whose code,
+    and that of all it calls, sets no attribute and calls no method that could."""
+    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+        return known.get(function.value.id) in (torch, np)
+    if not isinstance(function, ast.Name):
+        return False
+    return _sets_nothing(known.get(function.id), set())
+
+
+def _sets_nothing(function: Any, seen: set[Any]) -> bool:
+    if not isinstance(function, FunctionType) or function.__closure__:
+        return False
+    if function in seen:
+        return True
+    seen.add(function)
+    if any(hasattr(constant, "co_code") for constant in function.__code__.co_consts):
+        return False  # a function of its own, whose code is not looked at
+    for step in dis.get_instructions(function):
+        if step.opname in _SETTING:
+            return False
+        if step.opname in _METHODS and step.argval not in _HARMLESS_METHODS:
+            return False
+        if step.opname == "LOAD_GLOBAL" and not _may_be_read(step.argval, function, seen):
+            return False
+    return True
+
+
+def _may_be_read(name: str, function: FunctionType, seen: set[Any]) -> bool:
+    if name not in function.__globals__:
+        return name in _HARMLESS_BUILTINS
+    found = function.__globals__[name]
+    return isinstance(found, int | float | str | tuple | list | dict) or _sets_nothing(found, seen)
 
 
 def _name(function: ast.expr) -> str:

@@ -87,15 +87,20 @@ def _in_losses(graph: fx.Graph, record: Record) -> Iterator[LoopView]:
 
 
 def _repeats(loop: LoopView) -> bool:
-    """Whether an operation does the same on every trip: in the loop it can be hoisted, written out
-    it would be computed as often as there are trips."""
+    """Whether an operation makes the same tensor on every trip: in the loop it can be hoisted,
+    written out it would be computed as often as there are trips. A number takes next to no time."""
     varies = {loop.index, *loop.carried}
     for node in loop.graph.nodes:
         if node.op == "call_function" and not varies.isdisjoint(node.all_input_nodes):
             varies.add(node)
-        elif is_call(node) and op_of(node).kind == "block":
+        elif is_call(node) and op_of(node).kind == "block" and not _is_number(node):
             return True
     return False
+
+
+def _is_number(node: fx.Node) -> bool:
+    spec = facts.get(node).spec
+    return spec is not None and spec.kind == "scalar"
 
 
 def _fills(loop: LoopView, wanted: set[fx.Node]) -> bool:

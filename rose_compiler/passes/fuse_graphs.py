@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
+from rose_compiler.ir.effects import RNG_TORCH
 from rose_compiler.ir.ops import Op
 from rose_compiler.ir.program import Program, is_call, op_of
 from rose_compiler.ir.recorded import records
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes.base import context_of
+from rose_compiler.passes.hoist_draws import drawing, replace_draws, without_draws
 
 #: Calls of torch that a graph has at least: the checks of its arguments cost about two of them.
 LEAST_CALLS = 6
@@ -22,6 +24,8 @@ def fuse_graphs(program: Program, rewrite: Rewriter) -> None:
     context = context_of(rewrite)
     if not context.options.compile or context.numerics == "bitwise":
         return  # the remarks on losses say so
+    for node in list(program.nodes()):
+        _draw_in_front(node, rewrite)
     chosen = set(graphs(program)[:MOST_GRAPHS])
     made: dict[Op, Op] = {}
     for node in program.nodes():
@@ -36,6 +40,22 @@ def fuse_graphs(program: Program, rewrite: Rewriter) -> None:
             rewrite.applied(node, f"a graph of {calls(op)} torch calls is for Inductor")
         if op in made:
             rewrite.retarget(node, made[op], *node.args)
+
+
+def _draw_in_front(node: fx.Node, rewrite: Rewriter) -> None:
+    """Let a graph that would fit but for its draws be handed its random numbers."""
+    if not is_graph(node) or calls(op_of(node)) < LEAST_CALLS or not drawing(node):
+        return
+    signature = op_of(node).signature
+    drawn = {s for s in (*(signature.reads or ()), *(signature.writes or ())) if "rng:" in s}
+    blocker = _blocked(node)
+    if blocker is None or blocker.code != "draw-order" or drawn != {RNG_TORCH}:
+        return
+    taken = without_draws(node)
+    if isinstance(taken, Blocker):
+        rewrite.missed(node, taken)
+    elif rewrite.spend():
+        replace_draws(node, taken, rewrite)
 
 
 def graphs(program: Program) -> list[Op]:

@@ -42,8 +42,9 @@ class Make:
     """A graph compiled for arguments of one make.
 
     ``known`` is what must hold of each argument. ``run`` takes the ``tensors`` among them (by
-    position) and makes the results, ``alone`` if there is one that is no tuple; where the graph has
-    checks (``checked``), a truth value in front of them.
+    position) and makes the results, each tensor once; where the graph has checks (``checked``), a
+    truth value in front of them. ``places`` says which of them each result is, or that it is
+    argument ``~place``; None if there is one result that is no tuple.
     """
 
     threads: int
@@ -52,7 +53,7 @@ class Make:
     run: Callable[..., Sequence[Tensor]]
     replays: Replays
     checked: bool
-    alone: bool
+    places: tuple[int, ...] | None
 
 
 class Graph:
@@ -85,7 +86,9 @@ class Graph:
             valid, *made = made
             if not valid:
                 return self.forward(*args)
-        return made[0] if make.alone else tuple(made)
+        if make.places is None:
+            return made[0]
+        return tuple([made[k] if k >= 0 else args[~k] for k in make.places])
 
 
 def _recording(args: tuple[Any, ...]) -> bool:
@@ -112,8 +115,24 @@ def compiled(forward: Forward, args: tuple[Any, ...]) -> Make:
     forward(*copies)
     if any(isinstance(a, Tensor) and a._version for a in copies):
         raise Refused("it writes an argument")
-    alone, expected = _results(forward(*args))
+    alone, results = _results(forward(*args))
+    # what is handed out twice, or was handed in, is one tensor: so it is here
+    positions = {id(args[k]): ~k for k in tensors}
+    expected: list[Tensor] = []
+    for result in results:
+        if id(result) not in positions:
+            positions[id(result)] = len(expected)
+            expected.append(result)
+    places = tuple(positions[id(r)] for r in results)
+    firsts = [places.index(k) for k in range(len(expected))]
+    if not expected:
+        raise Refused("it makes nothing")
     _apart(given, expected)
+
+    def own(others: tuple[Any, ...]) -> list[Tensor]:
+        found = _results(forward(*others))[1]
+        return [found[k] for k in firsts]
+
     conditions: list[Tensor] = []
     unchecked(forward, conditions)(*args)
     checked = bool(conditions)
@@ -123,7 +142,8 @@ def compiled(forward: Forward, args: tuple[Any, ...]) -> Make:
         for k, value in zip(tensors, values, strict=True):
             taken[k] = value
         noted: list[Tensor] = []
-        made = _results(unchecked(forward, noted)(*taken))[1]
+        found = _results(unchecked(forward, noted)(*taken))[1]
+        made = [found[k] for k in firsts]
         return [holding(noted, made[0].device), *made] if checked else made
 
     run = built(joint, [a.detach() for a in given])
@@ -135,7 +155,7 @@ def compiled(forward: Forward, args: tuple[Any, ...]) -> Make:
         (b.stride(), b.requires_grad) for b in made
     ]:
         raise Refused("compiled, its results lie otherwise in memory")
-    _agree(forward, args, expected, made)
+    _agree(own, args, expected, made)
     _pays(lambda: forward(*args), lambda: run(*given))
     return Make(
         torch.get_num_threads(),
@@ -144,7 +164,7 @@ def compiled(forward: Forward, args: tuple[Any, ...]) -> Make:
         run,
         replays_of(name_of(forward), run),
         checked,
-        alone,
+        None if alone else places,
     )
 
 
@@ -169,12 +189,15 @@ def _apart(given: list[Tensor], made: list[Tensor]) -> None:
 
 
 def _agree(
-    forward: Forward, args: tuple[Any, ...], expected: list[Tensor], made: list[Tensor]
+    own: Callable[[tuple[Any, ...]], list[Tensor]],
+    args: tuple[Any, ...],
+    expected: list[Tensor],
+    made: list[Tensor],
 ) -> None:
     wrong = [k for k, a in enumerate(expected) if compare_outputs(a, made[k]) == "differ"]
     if not wrong:
         return
-    allowed = moved(lambda others: _results(forward(*others))[1], args, expected)
+    allowed = moved(own, args, expected)
     for k in wrong:
         off = difference(expected[k], made[k])
         if not off <= LEEWAY * allowed[k]:

@@ -36,6 +36,11 @@ def twice(x: Any, weight: Any, scale: Any) -> Any:
     return h, h.t()
 
 
+def handing(x: Any, weight: Any, scale: Any) -> Any:
+    h = torch.tanh(x @ weight) * scale
+    return h, x, h
+
+
 def writing(x: Any, weight: Any, scale: Any) -> Any:
     x.add_(1.0)
     return torch.tanh(x @ weight) * scale
@@ -103,6 +108,17 @@ def test_what_shares_memory_is_left_alone(uncompiled: Any, notes: Any, function:
     assert "shares memory" in notes[0].why
     if function is viewing:
         assert not args[0][:2].any(), "a view stays a view"
+
+
+def test_one_tensor_stays_one_tensor(uncompiled: Any, notes: Any) -> None:
+    args = arguments()
+    with torch.no_grad():
+        made, given, again = Graph(handing)(args, notes.append)
+        assert torch.equal(made, handing(*args)[0])
+    assert made is again
+    assert given is args[0]
+    assert [n.why for n in notes] == [""]
+    assert len(uncompiled) == 1
 
 
 def test_what_writes_an_argument_writes_it_once_a_call(uncompiled: Any, notes: Any) -> None:
