@@ -14,10 +14,10 @@ from typing import Any
 
 import torch.fx as fx
 
-from rose_compiler.base.apart import Apart, alike, by_trip, rows_in
+from rose_compiler.base.apart import Apart, by_trip
 from rose_compiler.base.errors import fail
 from rose_compiler.base.frozen import frozen
-from rose_compiler.ir import noise
+from rose_compiler.ir import builtin_impls as impls
 
 # What a node calls. "block": the user's own statements, kept as Python. "graph": straight-line
 # torch, traced to an fx graph of torch calls. "loss": such a graph, and the way back through it:
@@ -214,55 +214,16 @@ class _Unbound:
 UNBOUND = _Unbound()
 
 
-def _rows(value: Any, lo: int, hi: int) -> Any:
-    if isinstance(value, dict):
-        return {key: item[lo:hi] for key, item in value.items()}
-    return value[lo:hi]
-
-
-def _concat(*parts: Any) -> Any:
-    import numpy as np
-    import torch
-
-    first = parts[0]
-    if isinstance(first, dict):
-        if any(not isinstance(p, dict) or p.keys() != first.keys() for p in parts):
-            raise ValueError("dicts with different keys are no parts of one batch")
-        return {key: _concat(*(p[key] for p in parts)) for key in first}
-    if isinstance(parts[0], torch.Tensor):
-        return torch.cat(parts)
-    return np.concatenate(parts)
-
-
-def _randn(*args: Any) -> Any:
-    import torch
-
-    *shape, dtype, device = args
-    return torch.randn(tuple(shape), dtype=dtype, device=device)
-
-
-_DRAWS = {f.__name__: f for f in (noise.normal, noise.uniform, noise.exponential)}
-
-
-def _draw(kind: str, shape: Any, parameters: Any, dtype: Any, device: Any) -> Any:
-    made: Any = _DRAWS[kind]
-    return made(shape, *parameters, dtype=dtype, device=device)
-
-
-def _merge(env: Any, *results: Any) -> Any:
-    return env.merge(list(results))
-
-
 # Data movement that passes introduce.
-ROWS = _builtin("rows", ("value", "lo", "hi"), "rows lo..hi of a batch, a view", impl=_rows)
-CONCAT = _builtin("concat", ("parts",), "shards joined along the batch axis", impl=_concat)
+ROWS = _builtin("rows", ("value", "lo", "hi"), "rows lo..hi of a batch, a view", impl=impls.rows)
+CONCAT = _builtin("concat", ("parts",), "shards joined along the batch axis", impl=impls.concat)
 RANDN = _builtin(
     "randn",
     ("shape", "dtype", "device"),
     "standard normal draw of the whole batch",
     reads=(RNG := "rng:torch",),
     writes=(RNG,),
-    impl=_randn,
+    impl=impls.randn,
 )
 DRAW = _builtin(
     "draw_noise",
@@ -270,66 +231,24 @@ DRAW = _builtin(
     "any other draw of the whole batch: a function of rose_compiler.ir.noise by name",
     reads=(RNG,),
     writes=(RNG,),
-    impl=_draw,
+    impl=impls.draw,
 )
 SHARD = _builtin(
     "shard", ("env", "index"), "one independent shard of a simulator: env.shards()[index]"
 )
 MERGE = _builtin(
-    "merge", ("env", "results"), "the whole batch's result out of its shards' results", impl=_merge
+    "merge",
+    ("env", "results"),
+    "the whole batch's result out of its shards' results",
+    impl=impls.merge,
 )
-
-
-def _snapshot(value: Any) -> Any:
-    import numpy as np
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if isinstance(value, np.ndarray):
-        copy = value.copy(order="K")
-        if value.dtype == object:
-            for index, item in np.ndenumerate(value):
-                copy[index] = _snapshot(item)
-        return copy
-    if isinstance(value, tuple):
-        items = [_snapshot(item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, list):
-        return [_snapshot(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _snapshot(item) for key, item in value.items()}
-    return value
-
-
-def _append(items: Any, value: Any) -> None:
-    items.append(value)
-
-
-def _join_rows(items: Any) -> Any:
-    return _concat(*items) if alike(items) else Apart(items)
-
-
-def _split_rows(value: Any, items: Any) -> Any:
-    if isinstance(value, Apart):
-        return tuple(map(_snapshot, value.parts))
-    parts, start = [], 0
-    for item in items:
-        count = rows_in(item)
-        parts.append(_rows(value, start, start + count))
-        start += count
-    return tuple(parts)
-
-
-def _piece(parts: Any, index: Any, start: Any, step: Any) -> Any:
-    return parts[(index - start) // step]
 
 
 SNAPSHOT = _builtin(
     "snapshot",
     ("value",),
     "a copy that owns its memory, of what its maker may write again",
-    impl=_snapshot,
+    impl=impls.snapshot,
     attributes={"maybe_unbound": ("value",)},  # a variable that nothing has assigned stays so
 )
 VERSION = _builtin(
@@ -337,7 +256,7 @@ VERSION = _builtin(
     ("value",),
     "a copy of a parameter as it is now, for those who read it while it is trained",
     reads=("value",),
-    impl=_snapshot,
+    impl=impls.snapshot,
 )
 FREEZE = _builtin(
     "freeze",
@@ -356,7 +275,7 @@ APPEND = _builtin(
     reads=("items",),
     writes=("items",),
     results=0,
-    impl=_append,
+    impl=impls.append,
     attributes={"keeps": (("items", "value"),)},
 )
 JOIN_ROWS = _builtin(
@@ -364,25 +283,21 @@ JOIN_ROWS = _builtin(
     ("items",),
     "the entries of a list joined along the batch axis, or apart where they are not of one kind",
     reads=("items",),
-    impl=_join_rows,
+    impl=impls.join_rows,
 )
 SPLIT_ROWS = _builtin(
     "split_rows",
     ("value", "items"),
     "rows cut into views, as many each as the entries of a list have",
     reads=("items",),
-    impl=_split_rows,
+    impl=impls.split_rows,
 )
 PIECE = _builtin(
     "piece",
     ("parts", "index", "start", "step"),
     "the part that belongs to one trip of a range: parts[(index - start) // step]",
-    impl=_piece,
+    impl=impls.piece,
 )
-
-
-def _fuse(optimizer: Any) -> None:
-    """How a step rounds is no part of a program's meaning."""
 
 
 FUSE = _builtin(
@@ -392,12 +307,8 @@ FUSE = _builtin(
     reads=("optimizer",),
     writes=("optimizer",),
     results=0,
-    impl=_fuse,
+    impl=impls.fuse,
 )
-
-
-def _batch_wrappers(env: Any) -> None:
-    """How wrappers get at their results is no part of a program's meaning."""
 
 
 BATCH_WRAPPERS = _builtin(
@@ -407,7 +318,7 @@ BATCH_WRAPPERS = _builtin(
     reads=("env",),
     writes=("env",),
     results=0,
-    impl=_batch_wrappers,
+    impl=impls.batch_wrappers,
 )
 
 #: Switches that are on for a run.
