@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 from rose_compiler.ir.facts import Context
@@ -27,10 +28,24 @@ class Unversioned(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, torch.Tensor) and not made.requires_grad and made._is_view():
-            return made.data
+        return _unversioned(func(*args, **(kwargs or {})))
+
+
+def _unversioned(made: Any) -> Any:
+    """A view of a plain tensor, with a version of its own.
+
+    One that carries a tangent, or belongs to a transform of ``torch.func``, stays as it is: what is
+    known of it besides its numbers would be lost.
+    """
+    if not isinstance(made, torch.Tensor) or made.requires_grad or not made._is_view():
         return made
+    if torch._C._functorch.is_functorch_wrapped_tensor(made) or _tangent(made):
+        return made
+    return made.data
+
+
+def _tangent(made: torch.Tensor) -> bool:
+    return forward_ad.unpack_dual(made).tangent is not None
 
 
 #: Kinds of contexts and what enters each. "phase" only names a stretch of the user's code.

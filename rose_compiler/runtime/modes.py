@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 
@@ -59,7 +60,21 @@ class Unversioned(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, torch.Tensor) and not made.requires_grad and made._is_view():
-            return made.data
+        return _unversioned(func(*args, **(kwargs or {})))
+
+
+def _unversioned(made: Any) -> Any:
+    """A view of a plain tensor, with a version of its own.
+
+    One that carries a tangent, or belongs to a transform of ``torch.func``, stays as it is: what is
+    known of it besides its numbers would be lost.
+    """
+    if not isinstance(made, torch.Tensor) or made.requires_grad or not made._is_view():
         return made
+    if torch._C._functorch.is_functorch_wrapped_tensor(made) or _tangent(made):
+        return made
+    return made.data
+
+
+def _tangent(made: torch.Tensor) -> bool:
+    return forward_ad.unpack_dual(made).tangent is not None
