@@ -54,6 +54,7 @@ class Changes:
     names: set[str] = field(default_factory=set)  # every attribute name that is read
     methods: set[str] = field(default_factory=set)  # of any class of the user's within reach
     anything: bool = False  # an attribute is set by a name that is not known
+    uncalled: list[types.FunctionType] = field(default_factory=list)  # methods that nothing names
 
     def attribute(self, owner: Any, name: str) -> bool:
         """Whether ``owner.name`` may be another object later."""
@@ -193,9 +194,12 @@ class _Finder:
                 if not name.startswith("__") and callable(getattr(base, name, None)):
                     self.changes.methods.add(name)
                 special = name.startswith("__") and name.endswith("__")
-                if name in self.changes.names or name == "forward" or special:
-                    for fn in _functions_in(raw):
+                called = name in self.changes.names or name == "forward" or special
+                for fn in _functions_in(raw):
+                    if called:
                         self._enqueue(fn, base)
+                    elif isinstance(fn, types.FunctionType):
+                        self.changes.uncalled.append(fn)
 
     def _scan(self, fn: types.FunctionType, owner: type | None) -> None:
         if owner is None and not source.is_user_code(fn):
@@ -273,6 +277,8 @@ class _Finder:
             self._enqueue(value, None)
         elif value is not _ABSENT:
             self.reached.add([value])
+            if value is exec:
+                self.changes.names.add("exec")
 
     def _call(
         self, call: ast.Call, fn: types.FunctionType, owner: type | None, self_name: str | None
@@ -369,12 +375,8 @@ def _outer(name: str, fn: types.FunctionType) -> Any:
 
 def _arguments(spec: ast.arguments) -> Iterable[ast.arg]:
     more: Sequence[ast.arg | None] = (spec.vararg, spec.kwarg)
-    return (
-        *spec.posonlyargs,
-        *spec.args,
-        *spec.kwonlyargs,
-        *(a for a in more if a is not None),
-    )
+    given = (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)
+    return (*given, *(a for a in more if a is not None))
 
 
 def _functions_in(raw: Any) -> list[Any]:
@@ -383,8 +385,7 @@ def _functions_in(raw: Any) -> list[Any]:
         return [raw.__func__]
     if isinstance(raw, property):
         return [f for f in (raw.fget, raw.fset, raw.fdel) if f is not None]
-    inner = getattr(raw, "func", None)
-    return [raw] if inner is None else [inner]
+    return [getattr(raw, "func", raw)]
 
 
 def _defining(cls: type, fn: types.FunctionType) -> type | None:

@@ -218,11 +218,18 @@ def is_simulator(value: Any) -> bool:
         if isinstance(value, kinds):
             return not getattr(type(value), "rose_inline", False)
     module = type(value).__module__ or ""
-    if module.startswith("envpool") or (
-        hasattr(value, "recv") and hasattr(value, "send") and hasattr(value, "step")
-    ):
+    if module.startswith("envpool") or all(_has(value, n) for n in ("recv", "send", "step")):
         return True
-    return callable(getattr(value, "shards", None)) and callable(getattr(value, "step", None))
+    return _has(value, "shards") and _has(value, "step")
+
+
+def _has(value: Any, name: str) -> bool:
+    """Whether an object has a method of this name. A class of the user's may answer to any name, or
+    raise whatever it likes for one that it does not know."""
+    try:
+        return callable(getattr(value, name, None))
+    except Exception:
+        return False
 
 
 def simulator_of_step(target: Any) -> Any:

@@ -23,7 +23,7 @@ from rose_compiler.frontend.effects_types import (
     pure_builtin,
     result_type,
 )
-from rose_compiler.frontend.effects_val import FRESH, MAX_DEPTH, Val, joined
+from rose_compiler.frontend.effects_val import FRESH, MAX_DEPTH, Val, is_immutable, joined
 from rose_compiler.frontend.known_modules import has_hooks
 from rose_compiler.frontend.modes import undecorated
 from rose_compiler.frontend.simulators import hands_out_fresh, simulator_effects
@@ -322,7 +322,7 @@ def user_call(
     if isinstance(bound_self, type):
         receiver = Val(obj=bound_self, type=type(bound_self))
     given = [receiver, *positional] if method or bound_self is not None else positional
-    bindings = _bind(function, given, keywords, starred)
+    bindings = _bind(walker, function, given, keywords, starred)
     if bindings is None:
         walker.out.may_raise = True
         return FRESH
@@ -345,7 +345,11 @@ def user_call(
 
 
 def _bind(
-    function: types.FunctionType, given: list[Val], keywords: Mapping[str, Val], starred: bool
+    walker: Walker,
+    function: types.FunctionType,
+    given: list[Val],
+    keywords: Mapping[str, Val],
+    starred: bool,
 ) -> dict[str, Val] | None:
     """What each parameter stands for; ``None`` if the arguments do not fit."""
     signature = inspect.signature(function)
@@ -373,7 +377,9 @@ def _bind(
         elif parameter.kind is parameter.VAR_KEYWORD:
             bindings[parameter.name] = Val(type=dict, items={})
         else:
-            bindings[parameter.name] = Val(obj=parameter.default, type=type(parameter.default))
+            value = Val(obj=parameter.default, type=type(parameter.default))
+            kept = is_immutable(value)  # one list for all calls is a state
+            bindings[parameter.name] = value if kept else walker.live(value.obj, frozenset())
     return bindings
 
 

@@ -10,6 +10,7 @@ and writes everything. Conversions and operators of values whose type is not kno
 from __future__ import annotations
 
 import ast
+import types
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,7 @@ from rose_compiler.ir.effects import OUTSIDE
 __all__ = ["Surroundings", "Walker"]
 
 _MODULES = (torch.nn.ModuleList, torch.nn.Sequential)
+_SHARED = (type, types.ModuleType, types.FunctionType)
 
 
 @dataclass
@@ -171,7 +173,7 @@ class Walker(ExpressionWalker):
                 self.bindings.pop(target.id, None)
             elif isinstance(target, ast.Attribute):
                 base = self.expr(target.value, load=False)
-                self.write_attribute(base, target.attr)
+                self.write_attribute(base, target.attr, target)
             else:
                 self.write_inside(self.base_of(target))
 
@@ -243,7 +245,7 @@ class Walker(ExpressionWalker):
             self.assign(target.value, value)
         elif isinstance(target, ast.Attribute):
             base = self.expr(target.value, load=False)
-            self.write_attribute(base, target.attr)
+            self.write_attribute(base, target.attr, target)
             self.keep(frozenset(f"{p}.{target.attr}" for p in base.places), value)
         elif isinstance(target, ast.Subscript):
             base = self.expr(target.value, load=False)
@@ -270,7 +272,7 @@ class Walker(ExpressionWalker):
             inner = target.value if isinstance(target, ast.Starred) else target
             self.assign(inner, item if inner is target else item.as_list())
 
-    def write_attribute(self, base: Val, name: str) -> None:
+    def write_attribute(self, base: Val, name: str, node: ast.AST) -> None:
         """An attribute of an object is set: the reference it holds, not what it referred to."""
         if name == "grad":
             for place in base.all_places:
@@ -281,6 +283,8 @@ class Walker(ExpressionWalker):
             for state in self.around.names.part(base.obj, "mode"):
                 self.out.writes.setdefault(self.around.entry(state))
                 self.around.trained.add(state)
+        elif not base.places and base.type is not None and issubclass(base.type, _SHARED):
+            self.unknown(f"setting `{name}` of a class, module or function", node)
         else:
             for place in base.places:
                 self.out.writes.setdefault(f"{place}.{name}")
@@ -314,7 +318,7 @@ class Walker(ExpressionWalker):
             if not is_immutable(old):
                 self.write_inside(old, items=old.type in CONTAINERS)
                 self.keep(old.places, value)
-            self.write_attribute(base, node.target.attr)
+            self.write_attribute(base, node.target.attr, node)
             return
         base = self.base_of(node.target)
         region = (

@@ -227,7 +227,8 @@ def _replace(program: Program, run: Run, record: Record, rewriter: Rewriter) -> 
         return traced
     if (fixed := draws_fixed(traced, vary)) is not None:
         return fixed
-    if (unsteady := hold_numbers(program, traced, list(states.values()), record)) is not None:
+    unsteady = hold_numbers(program, traced, run.nodes[0], list(states.values()), record)
+    if unsteady is not None:
         return unsteady
     function, count = _function(run, inputs, outputs), len(traced.arguments)
     handed = otherwise.Handed(traced, traced.inputs, [(k, None) for k in range(count)], len(inputs))

@@ -8,13 +8,17 @@ from typing import Any
 import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
+from rose_compiler.frontend.changes import Changes
 from rose_compiler.frontend.numbers import Number, numbers_read
 from rose_compiler.frontend.record import Record
 from rose_compiler.frontend.sizes import Vary
+from rose_compiler.frontend.stores import Stores
 from rose_compiler.frontend.trace import Traced
-from rose_compiler.ir.deps import Dependences
-from rose_compiler.ir.effects import related
-from rose_compiler.ir.program import Program
+from rose_compiler.ir import bodies
+from rose_compiler.ir.deps import Dependences, title
+from rose_compiler.ir.effects import EVERYTHING
+from rose_compiler.ir.ops import BRANCH, LOOP
+from rose_compiler.ir.program import Program, is_call
 
 
 @dataclass(frozen=True)
@@ -23,17 +27,23 @@ class Unsteady(Blocker):
 
 
 def hold_numbers(
-    program: Program, traced: Traced, roots: list[Any], record: Record
+    program: Program, traced: Traced, at: fx.Node, roots: list[Any], record: Record
 ) -> Blocker | None:
-    """Take note of the numbers that a graph holds; why it may not hold one of them."""
+    """Take note of the numbers that the graph of an operation holds; why it may not hold one of
+    them."""
     numbers = numbers_read(traced.mentions, roots, record.names)
     if not numbers:
         return None
     deps = Dependences(program)
     written = {s for graph in program.graphs() for s in written_in(graph, deps)}
+    opaque = _opaque(at, deps)
+    stores = None if opaque is None else _stores(program)
     for each in numbers:
         if (why := _why_not(each, written, record)) is not None:
             return Unsteady("not-traceable", why)
+        if opaque is not None and (stores is None or stores.reach(each, program.objects)):
+            why = f"it may read `{each.where}`, and {title(opaque)} may touch anything"
+            return Unsteady("not-traceable", why, "say what that touches: rose_compiler.declare")
     record.numbers.extend(numbers)
     return None
 
@@ -41,9 +51,40 @@ def hold_numbers(
 def _why_not(number: Number, written: set[str], record: Record) -> str | None:
     if not number.followed:
         return f"there is too much in `{number.where}` to compare before each call"
-    if number.where in record.unsteady or any(related(number.state, w) for w in written):
+    if number.where in record.unsteady or any(number.written_by(w) for w in written):
         return f"it may read `{number.where}`, which changes"
     return None
+
+
+def _opaque(at: fx.Node, deps: Dependences) -> fx.Node | None:
+    """What may touch anything and runs between the begin of a call, where numbers are compared, and
+    an operation: in front of it, or in a loop around it."""
+    inner: fx.Node | None = at
+    while inner is not None:
+        around = inner.graph in deps.scope.iteration
+        for node in inner.graph.nodes:
+            if node is inner and not around:
+                break
+            if any(e.write and e.state == EVERYTHING for e in deps.effects(node)):
+                return _inside(node, deps)
+        inner = deps.scope.owner[inner.graph]
+    return None
+
+
+def _inside(node: fx.Node, deps: Dependences) -> fx.Node:
+    """The operation in a loop or branch that makes it one that may touch anything."""
+    if is_call(node, LOOP) or is_call(node, BRANCH):
+        for graph in bodies.graphs_of(node):
+            for each in graph.nodes:
+                if any(e.write and e.state == EVERYTHING for e in deps.effects(each)):
+                    return _inside(each, deps)
+    return node
+
+
+def _stores(program: Program) -> Stores | None:
+    known = (op.attributes.get("changes") for op in program.ops.by_name.values())
+    changes = next((c for c in known if isinstance(c, Changes)), None)
+    return None if changes is None else Stores(changes)
 
 
 def draws_fixed(traced: Traced, vary: Vary) -> Blocker | None:

@@ -263,7 +263,8 @@ class _Tracer:
             return traced
         if (fixed := draws_fixed(traced, vary)) is not None:
             return fixed
-        unsteady = hold_numbers(self.program, traced, list(states.values()), self.record)
+        given = list(states.values())
+        unsteady = hold_numbers(self.program, traced, self.backward, given, self.record)
         if unsteady is not None:
             return unsteady
         return self._made(run, traced, list(inputs.values()), results, states, function)

@@ -27,9 +27,11 @@ class Mentions:
     methods: set[str] = field(default_factory=set)
     looked: set[str] = field(default_factory=set)
     keys: set[str] = field(default_factory=set)
+    constants: set[Any] = field(default_factory=set)  # what may be a key, text or not
     any_attribute: bool = False
     any_key: bool = False
     all_keys: bool = False  # of a dict that is gone through: one more has its effect
+    lengths: bool = False  # `len` is called
     globals: dict[tuple[int, str], tuple[dict[str, Any], str]] = field(default_factory=dict)
     free: dict[int, tuple[str, Any]] = field(default_factory=dict)
     closed: set[types.CodeType] = field(default_factory=set)
@@ -59,9 +61,13 @@ class Mentions:
                 self.attributes.add(at.argval)
             elif at.opname in ("LOAD_GLOBAL", "LOAD_NAME") and at.argval in space:
                 self.globals[id(space), at.argval] = space, at.argval
-            elif at.opname == "LOAD_CONST":
-                self.keys.update(_texts(at.argval))
-            constant = before is not None and before.opname == "LOAD_CONST"
+            elif at.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
+                found = _constants(at.argval)
+                self.constants.update(found)
+                self.keys.update(k for k in found if isinstance(k, str))
+            constant = before is not None and before.opname in ("LOAD_CONST", "LOAD_SMALL_INT")
+            # `name in cfg`
+            self.all_keys |= at.opname == "CONTAINS_OP" and not constant
             spread = at.opname in ("CALL_FUNCTION_EX", "DICT_MERGE", "DICT_UPDATE")
             # `cfg.get(k)`: the name of the method is followed by what it is called with
             asked = _by_key(before) and at.opname != "LOAD_CONST"
@@ -75,6 +81,7 @@ class Mentions:
     def _names(self, code: types.CodeType) -> None:
         names = set(code.co_names)
         through = bool(names & _ALL_KEYS)
+        self.lengths |= "len" in names
         self.all_keys, self.any_key = self.all_keys or through, self.any_key or through
         if names & _BY_NAME:
             texts = {c for c in code.co_consts if isinstance(c, str) and c.isidentifier()}
@@ -82,6 +89,10 @@ class Mentions:
             self.looked |= texts
         built = any(at.opname == "BUILD_STRING" for at in dis.get_instructions(code))
         self.any_attribute |= bool(names & _ANY_NAME) or (built and bool(names & _BY_NAME))
+
+    def ran(self, code: types.CodeType) -> bool:
+        """Whether a function was called."""
+        return code in self._seen
 
     def key(self, key: Any) -> bool:
         """Whether the item of a dict under this key may have been read."""
@@ -99,10 +110,10 @@ def _by_key(at: dis.Instruction | None) -> bool:
     return at is not None and at.opname in ("LOAD_METHOD", "LOAD_ATTR") and at.argval in _BY_KEY
 
 
-def _texts(constant: Any) -> list[str]:
-    """The texts in a constant: itself, or those of a tuple that is gone through."""
-    if isinstance(constant, str):
-        return [constant]
+def _constants(constant: Any) -> list[Any]:
+    """The keys that a constant may stand for: itself, or those in a tuple that is gone through."""
+    if isinstance(constant, types.CodeType):
+        return []
     if isinstance(constant, tuple | frozenset):
-        return [c for c in constant if isinstance(c, str)]
-    return []
+        return [constant, *(c for c in constant if not isinstance(c, types.CodeType))]
+    return [constant]

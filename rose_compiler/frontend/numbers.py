@@ -7,10 +7,13 @@ whose attribute or key the code that ran mentions (:mod:`rose_compiler.frontend.
 
 from __future__ import annotations
 
+import array
 import collections
+import datetime
 import enum
 import functools
 import gc
+import numbers
 import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +28,7 @@ from rose_compiler.frontend.mentions import Mentions
 from rose_compiler.frontend.names import StateNames
 from rose_compiler.frontend.reachable import fields_of
 from rose_compiler.frontend.scalar import is_scalar
+from rose_compiler.ir.effects import related
 
 #: How far down objects are searched, and through how many; what lies further is not followed.
 DEPTH, OBJECTS = 32, 20_000
@@ -32,7 +36,8 @@ DEPTH, OBJECTS = 32, 20_000
 #: value of at most so many.
 ITEMS, MANY = 64, 4096
 #: "attr" or "item", and which; "length"; "keys", and those that are looked for (``None``: all);
-#: "all", the items or members as one value
+#: "all", the items or members as one value; "type", the class of what stands there; "some", whether
+#: a dict has entries
 _Step = tuple[str, Any]
 _GONE = object()
 _LIBRARIES = frozenset(("torch", "numpy", "rose_compiler", *sys.stdlib_module_names))
@@ -57,10 +62,17 @@ class Number:
         at = states.get(self.root, _GONE) if isinstance(self.root, str) else self.root
         try:
             for kind, key in self.steps:
-                at = _step(at, kind, key)
+                at = step(at, kind, key)
         except (AttributeError, LookupError, TypeError, ValueError):
             return _GONE
         return at
+
+    def written_by(self, state: str) -> bool:
+        """Whether who writes a state may change it. An object keeps its class, whatever is written
+        in it."""
+        if self.steps and self.steps[-1][0] == "type" and state.startswith(f"{self.state}."):
+            return False
+        return related(self.state, state)
 
     def changed(self, states: Mapping[str, Any]) -> str | None:
         """What it is now, in words, if another than it was."""
@@ -87,8 +99,7 @@ def numbers_read(mentions: Mentions, roots: Sequence[Any], names: StateNames) ->
             root, *rest = path.split(".")
             found.walk(value, root, tuple(("attr", part) for part in rest), path)
     for space, name in mentions.globals.values():
-        if not isinstance(value := space.get(name), types.FunctionType):
-            found.walk(value, space, (("item", name),), name)
+        found.walk(space.get(name), space, (("item", name),), name)
     for name, value in mentions.free.values():
         if not is_number(value):
             found.walk(value, value, (), name)
@@ -98,8 +109,9 @@ def numbers_read(mentions: Mentions, roots: Sequence[Any], names: StateNames) ->
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is compared as it is: a number of Python's or numpy's, text, an enum."""
-    return is_scalar(value) or isinstance(value, np.generic | enum.Enum)
+    """Whether a value is compared as it is: a number of Python's or numpy's, text, an enum, and
+    other values that never change."""
+    return is_scalar(value) or isinstance(value, _VALUES)
 
 
 def _cells(mentions: Mentions) -> Iterator[tuple[str, types.CellType]]:
@@ -137,34 +149,73 @@ class _Found:
             return
         if id(value) in self._seen:
             return
-        if isinstance(value, torch.Tensor | np.ndarray | torch.optim.Optimizer | range):
+        if isinstance(value, torch.Tensor):
+            return
+        if isinstance(value, torch.optim.Optimizer):
+            if "param_groups" in self.mentions.attributes:
+                groups = (*steps, ("attr", "param_groups"))
+                named = f"{self.names.name_of(value) or where}.param_groups"
+                self.walk(value.param_groups, root, groups, named)
             return
         if is_simulator(value) or is_hosted(value) or _library(value):
             return
         if isinstance(value, _FUNCTIONS):
-            if steps and steps[-1][0] == "attr":  # another may be put in its place
+            if steps and steps[-1][0] in ("attr", "item"):  # another may be put in its place
                 self._add(Number(where, state or where, root, steps, value))
+            if id(value) not in self._seen:
+                self._seen.add(id(value))
+                self._function(value, where)
             return
-        many = len(value) if isinstance(value, _SIZED) else 0
+        many = value.size if isinstance(value, np.ndarray) else 0
+        many = len(value) if isinstance(value, _SIZED) else many
         if len(self._seen) > OBJECTS or len(steps) > DEPTH or many > MANY:
             self._add(Number(where, state or where, root, steps, None, followed=False))
             return
         self._seen.add(id(value))
+        if steps and steps[-1][0] in ("attr", "item"):  # None may come, or go, in its place
+            typed = (*steps, ("type", None))
+            self._add(Number(f"the type of {where}", state or where, root, typed, type(value)))
         own = self.names.name_of(value) or where
         for kind, key, each, said in self._below(value, where):
             inner = f"{own}.{key}" if kind == "attr" else own
             self.walk(each, root, (*steps, (kind, key)), said, inner)
 
+    def _function(self, value: Any, where: str) -> None:
+        """What a function holds if it ran: defaults, variables that it closes over, attributes."""
+        if isinstance(value, types.MethodType):
+            owner = self.names.name_of(value.__self__) or where
+            self.walk(value.__self__, value, (("attr", "__self__"),), owner)
+            value = value.__func__
+        if not isinstance(value, types.FunctionType) or not self.mentions.ran(value.__code__):
+            return
+        self.walk(value.__defaults__, value, (("attr", "__defaults__"),), f"{where}'s defaults")
+        for key, each in (value.__kwdefaults__ or {}).items():
+            keyword = (("attr", "__kwdefaults__"), ("item", key))
+            self.walk(each, value, keyword, f"{where}'s default {key}")
+        for key, each in list(vars(value).items()):
+            if self.mentions.attribute(key, is_number(each)):
+                self.walk(each, value, (("attr", key),), f"{where}.{key}")
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            try:
+                held = cell.cell_contents
+            except ValueError:  # not bound yet
+                continue
+            self.walk(held, cell, (("attr", "cell_contents"),), name)
+
     def _below(self, value: Any, where: str) -> Iterator[tuple[str, Any, Any, str]]:
         if isinstance(value, Mapping):
+            if self.mentions.lengths:
+                yield "length", None, len(value), f"len({where})"
+            yield "some", None, bool(value), f"whether {where} has any"
             # a key that is not there may be looked for: `if "clip" in cfg`, `cfg.get("clip")`
-            looked = None if self.mentions.all_keys else frozenset(self.mentions.keys)
+            looked = None if self.mentions.all_keys else frozenset(self.mentions.constants)
             if (present := _keys(value, looked)) is not None:
                 yield "keys", looked, present, f"which keys {where} has"
             for key in list(value):
-                if self.mentions.key(key):
+                # `cfg.clip`, where a class of the user's looks its attributes up
+                if self.mentions.key(key) or key in self.mentions.attributes:
                     yield "item", key, value[key], f"{where}[{key!r}]"
-        elif isinstance(value, set | frozenset) or _only_numbers(value):
+        elif isinstance(value, (set, frozenset, *_PACKED)) or _only_numbers(value):
             yield "all", None, _Whole(value), where
         elif isinstance(value, list | tuple | collections.deque):
             yield "length", None, len(value), f"len({where})"
@@ -193,6 +244,9 @@ class _Found:
             for key, each in list(vars(cls).items()):
                 if key in known.attributes and key not in below and _plain_data(each):
                     yield "attr", key, each, f"{where}.{key}"
+                elif isinstance(each, types.FunctionType) and known.ran(each.__code__):
+                    # what a method is may change, for an object and for all of its class
+                    yield "attr", key, getattr(value, key), f"{where}.{key}"
         if not (module and _library(type(value))):
             for key in sorted(known.looked - below.keys()):
                 if _lacks(value, key):
@@ -203,32 +257,49 @@ class _Whole(tuple[Any, ...]):
     """Items or members as one value."""
 
     def __new__(cls, of: Any) -> _Whole:
+        if isinstance(of, np.ndarray):
+            return super().__new__(cls, (of.tobytes(), of.dtype, of.shape))
         members = frozenset(of) if isinstance(of, set | frozenset) else list(of)
         return super().__new__(cls, (members,))
 
     def __repr__(self) -> str:
+        if len(self) > 1:
+            return str(np.frombuffer(self[0], self[1]).reshape(self[2]))
         return repr(self[0])
 
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
-_SIZED = (list, tuple, set, frozenset, collections.deque)
+_PACKED = (np.ndarray, array.array, bytearray)
+_SIZED = (list, tuple, set, frozenset, collections.deque, array.array, bytearray)
+_VALUES = (np.generic, enum.Enum, numbers.Number, bytes, range, slice, datetime.timedelta)
 
 
-def _step(at: Any, kind: str, key: Any) -> Any:
+def step(at: Any, kind: str, key: Any) -> Any:
+    """What one step of a number's leads to."""
     if kind == "attr":
         return getattr(at, key)
     if kind == "keys":
         return _keys(at, key)
     if kind == "all":
         return _Whole(at)
+    if kind == "type":
+        return type(at)
+    if kind == "some":
+        return bool(at)
     return len(at) if kind == "length" else at[key]
 
 
-def _keys(of: Any, looked: frozenset[str] | None) -> tuple[str, ...] | None:
-    """The keys of a dict that are names, in order: all, or those that are looked for."""
+def _keys(of: Any, looked: frozenset[Any] | None) -> tuple[Any, ...] | None:
+    """The keys of a dict that are text or numbers, in order: all, or those that are looked for."""
     if not isinstance(of, Mapping):
         return None
-    return tuple(k for k in of if isinstance(k, str) and (looked is None or k in looked))
+    return tuple(k for k in of if _is_key(k) and (looked is None or k in looked))
+
+
+def _is_key(key: Any) -> bool:
+    if isinstance(key, tuple):
+        return all(map(_is_key, key))
+    return key is None or is_number(key)
 
 
 def _lacks(value: Any, name: str) -> bool:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from rose_compiler.frontend.mentions import Mentions
 from rose_compiler.frontend.names import StateNames
@@ -28,10 +30,12 @@ class Thing:
         self.name = "x"
         self.long = list(range(1000))
 
+    def rated(self) -> int:
+        return self.rate
 
-def found(read: Callable[[Any], Any], thing: Any = None) -> dict[str, Any]:
-    """What ``read`` may have read of a thing."""
-    thing = Thing() if thing is None else thing
+
+def mentioned(read: Callable[[Any], Any], thing: Any) -> Mentions:
+    """What code that ran names."""
     mentions = Mentions()
 
     def note(frame: Any, event: str, _: Any) -> None:
@@ -43,25 +47,36 @@ def found(read: Callable[[Any], Any], thing: Any = None) -> dict[str, Any]:
         read(thing)
     finally:
         sys.setprofile(None)
+    return mentions
+
+
+def found(read: Callable[[Any], Any], thing: Any = None) -> dict[str, Any]:
+    """What ``read`` may have read of a thing."""
+    thing = Thing() if thing is None else thing
+    mentions = mentioned(read, thing)
     numbers = numbers_read(mentions, [thing], StateNames({"t": thing}))
     for each in numbers:
         assert each.now({"t": thing}) == each.value
         assert each.changed({"t": thing}) is None
-    return {n.where: n.value for n in numbers}
+    assert all((n.steps[-1][0] == "type") == n.where.startswith("the type of") for n in numbers)
+    return {n.where: n.value for n in numbers if n.steps[-1][0] != "type"}
 
 
 WHOLE = {"len(t.parts)": 2, "t.parts[0]": 6, "t.parts[1].rate": 7}
+TABLE = {"whether t.table has any": True}
 READS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
     "an attribute": (lambda t: t.rate, {"t.rate": 1}),
     "a method of that name": (lambda t: "".join(t.name), {"t.name": "x"}),
     "of the class": (lambda t: t.kind, {"t.kind": 4}),
     "an entry": (
         lambda t: t.table["a"],
-        {"which keys t.table has": ("a",), "t.table['a']": 3, "t.table[7]": 5},
+        {**TABLE, "which keys t.table has": ("a",), "t.table['a']": 3, "t.table[7]": 5},
     ),
     "an entry below": (
         lambda t: t.table["b"]["c"],
         {
+            **TABLE,
+            "whether t.table['b'] has any": True,
             "which keys t.table has": ("b",),
             "which keys t.table['b'] has": ("c",),
             "t.table['b']['c']": 4,
@@ -83,12 +98,13 @@ def test_what_code_mentions_counts_as_read(name: str) -> None:
 
 def test_a_key_that_is_not_written_out_may_be_any() -> None:
     every = {"t.table['a']": 3, "t.table['b']['c']": 4, "t.table[7]": 5}
+    every |= {**TABLE, "whether t.table['b'] has any": True}
     keys = "which keys t.table has", "which keys t.table['b'] has"
     key = "a"
     looked_up = every | dict.fromkeys(keys, ()) | {"key": "a"}
     assert found(lambda t: t.table[key]) == looked_up
     through = found(lambda t: dict(**{k: v for k, v in t.table.items() if k == "a"}))
-    assert through == every | {keys[0]: ("a", "b"), keys[1]: ("c",)}
+    assert through == every | {keys[0]: ("a", "b", 7), keys[1]: ("c",)}
 
 
 def test_a_change_is_told_and_so_is_an_end() -> None:
@@ -103,3 +119,94 @@ def test_a_change_is_told_and_so_is_an_end() -> None:
     thing.table = {"a": 3.0}
     assert any("from 3 to 3.0" in (n.changed({"t": thing}) or "") for n in numbers), "another type"
     assert numbers[0].changed({"t": Thing()}) is None, "another object of the same values will do"
+
+
+DEFAULT = [3.0]
+
+
+def scaled(value: float = 2.0, *, by: list[float] = DEFAULT) -> float:
+    return value * by[0]
+
+
+class Base:
+    def number(self) -> int:
+        return 1
+
+
+class Derived(Base):
+    def number(self) -> int:
+        return 2
+
+
+CHANGED: dict[str, tuple[Callable[[Any], Any], Any, Callable[[Any], Any]]] = {
+    "an object goes": (
+        lambda t: hasattr(t, "it"),
+        SimpleNamespace(it=object()),
+        lambda t: delattr(t, "it"),
+    ),
+    "None in its place": (
+        lambda t: t.it is None,
+        SimpleNamespace(it=object()),
+        lambda t: setattr(t, "it", None),
+    ),
+    "of another class": (
+        lambda t: isinstance(t.it, Derived),
+        SimpleNamespace(it=Base()),
+        lambda t: setattr(t, "it", Derived()),
+    ),
+    "a first entry": (
+        lambda t: not t.it,
+        SimpleNamespace(it={}),
+        lambda t: t.it.update(a=object()),
+    ),
+    "a whole number": (
+        lambda t: 3 in t.it,
+        SimpleNamespace(it={1: 1}),
+        lambda t: t.it.update({3: 1}),
+    ),
+    "a pair": (
+        lambda t: t.it.get(("a", 3)),
+        SimpleNamespace(it={}),
+        lambda t: t.it.update({("a", 3): 1}),
+    ),
+    "a key from elsewhere": (
+        lambda t: t.key in t.it,
+        SimpleNamespace(it={}, key="x"),
+        lambda t: t.it.update(x=object()),
+    ),
+    "of an array": (
+        lambda t: float(t.it.max()),
+        SimpleNamespace(it=np.ones(3)),
+        lambda t: t.it.fill(2.0),
+    ),
+    "behind a method": (
+        lambda t: t.it(),
+        SimpleNamespace(it=Thing().rated),
+        lambda t: setattr(t.it.__self__, "rate", 2),
+    ),
+    "another method": (
+        lambda t: t.number(),
+        Base(),
+        lambda t: setattr(t, "number", lambda: 3),
+    ),
+    "a default": (
+        lambda t: scaled(),
+        SimpleNamespace(),
+        lambda t: DEFAULT.append(1.0),
+    ),
+    "a rate": (
+        lambda t: t.it.param_groups[0]["lr"],
+        SimpleNamespace(it=torch.optim.SGD([torch.ones(1)], lr=0.1)),
+        lambda t: t.it.param_groups[0].update(lr=0.2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_decides_may_change(name: str) -> None:
+    read, thing, change = CHANGED[name]
+    mentions = mentioned(read, thing)
+    numbers = numbers_read(mentions, [thing], StateNames({"t": thing}))
+    assert not [n.where for n in numbers if n.changed({"t": thing})]
+    change(thing)
+    assert [n.where for n in numbers if n.changed({"t": thing})]

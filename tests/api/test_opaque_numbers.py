@@ -1,0 +1,141 @@
+"""Numbers that a call of which nothing is known may change while graphs that hold them run."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+import pytest
+import torch
+from gymnasium.vector import SyncVectorEnv
+from torch import Tensor, nn
+
+import rose_compiler
+from tests.api.loops import Drift
+
+
+class Net(nn.Module):
+    """Scales by numbers of its own, of its class and of a dict."""
+
+    of_class = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 3)
+        self.noise, self.calls, self.steady = 1.0, 0, 1.0
+        self.cfg = {"scale": 1.0}
+
+    def anneal(self) -> None:
+        self.noise *= 0.9
+
+    def late(self) -> None:
+        self.calls += 1
+        if self.calls == 5:
+            self.noise = 0.3
+
+
+class Noisy(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.noise
+
+
+class Scaled(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.cfg["scale"]
+
+
+class Shared(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * Net.of_class
+
+
+class Steady(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.steady
+
+
+class Run:
+    """What a training holds."""
+
+    def __init__(self, net: Net) -> None:
+        Net.of_class = 1.0
+        self.net, self.sim = net, SyncVectorEnv([Drift, Drift])
+        self.obs = torch.as_tensor(self.sim.reset(seed=1)[0])
+        self.actions = torch.zeros(3, 2, 3)
+
+    def step(self, t: int, h: Tensor) -> Tensor:
+        self.actions[t] = h
+        return torch.as_tensor(self.sim.step(torch.tanh(h).numpy())[0])
+
+
+def by_name(run: Run) -> None:
+    obs = run.obs
+    for t in range(3):
+        with torch.no_grad():
+            h = run.net(obs)
+        obs = run.step(t, h)
+        operator.methodcaller("anneal")(run.net)
+
+
+def late(run: Run) -> None:
+    obs = run.obs
+    for t in range(3):
+        with torch.no_grad():
+            h = run.net(obs)
+        obs = run.step(t, h)
+        operator.methodcaller("late")(run.net)
+
+
+def in_front(run: Run) -> None:
+    operator.methodcaller("anneal")(run.net)
+    obs = run.obs
+    for t in range(3):
+        with torch.no_grad():
+            h = run.net(obs)
+        obs = run.step(t, h)
+
+
+def as_text(run: Run) -> None:
+    obs = run.obs
+    for t in range(3):
+        with torch.no_grad():
+            h = run.net(obs)
+        obs = run.step(t, h)
+        shrink_item(run.net)
+
+
+def shrink_item(net: Net) -> None:
+    exec("net.cfg['scale'] *= 0.9", {"net": net})
+
+
+def of_class(run: Run) -> None:
+    obs = run.obs
+    for t in range(3):
+        with torch.no_grad():
+            h = run.net(obs)
+        obs = run.step(t, h)
+        Net.of_class *= 0.9
+
+
+CASES = [(by_name, Noisy), (late, Noisy), (in_front, Noisy), (as_text, Scaled), (of_class, Shared)]
+
+
+@pytest.mark.parametrize(("fn", "kind"), [*CASES, (late, Steady)])
+def test_a_number_changed_within_a_call_is_read_anew(
+    fn: Callable[[Run], None], kind: type[Net]
+) -> None:
+    results: list[list[Tensor]] = []
+    for wrap in (lambda f: f, lambda f: rose_compiler.compile(f, tune=False)):
+        run, step = Run(kind()), wrap(fn)
+        results.append([])
+        for _ in range(3):
+            step(run)
+            results[-1].append(run.actions.clone())
+        run.sim.close()
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    # no code within reach stores anything under this name
+    assert ('kind="graph"' in step.history[-1][1]) == (kind is Steady)
+    if kind is not Steady:
+        assert "may touch anything" in step.explain()
+    step.close()
