@@ -31,6 +31,7 @@ from rose_compiler.frontend.effects_val import (
 )
 from rose_compiler.frontend.modes import context_of, context_of_instance
 from rose_compiler.frontend.names import StateNames
+from rose_compiler.frontend.source import is_user_module
 from rose_compiler.ir.effects import OUTSIDE
 
 __all__ = ["Surroundings", "Walker"]
@@ -284,7 +285,11 @@ class Walker(ExpressionWalker):
                 self.out.writes.setdefault(self.around.entry(state))
                 self.around.trained.add(state)
         elif not base.places and base.type is not None and issubclass(base.type, _SHARED):
-            self.unknown(f"setting `{name}` of a class, module or function", node)
+            if isinstance(base.obj, types.ModuleType) and not is_user_module(base.obj):
+                self.out.reads.setdefault("host")  # a setting of a library's
+                self.out.writes.setdefault("host")
+            else:
+                self.unknown(f"setting `{name}` of a class, module or function", node)
         else:
             for place in base.places:
                 self.out.writes.setdefault(f"{place}.{name}")

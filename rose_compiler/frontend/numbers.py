@@ -69,8 +69,10 @@ class Number:
 
     def written_by(self, state: str) -> bool:
         """Whether who writes a state may change it. An object keeps its class, whatever is written
-        in it."""
+        in it, and its methods."""
         if self.steps and self.steps[-1][0] == "type" and state.startswith(f"{self.state}."):
+            return False
+        if isinstance(self.value, types.MethodType) and state != self.state:
             return False
         return related(self.state, state)
 
@@ -172,7 +174,8 @@ class _Found:
             self._add(Number(where, state or where, root, steps, None, followed=False))
             return
         self._seen.add(id(value))
-        if steps and steps[-1][0] in ("attr", "item"):  # None may come, or go, in its place
+        # None may come, or go, in its place; modules have guards of their own
+        if steps and steps[-1][0] in ("attr", "item") and not isinstance(value, torch.nn.Module):
             typed = (*steps, ("type", None))
             self._add(Number(f"the type of {where}", state or where, root, typed, type(value)))
         own = self.names.name_of(value) or where
@@ -188,10 +191,12 @@ class _Found:
             value = value.__func__
         if not isinstance(value, types.FunctionType) or not self.mentions.ran(value.__code__):
             return
-        self.walk(value.__defaults__, value, (("attr", "__defaults__"),), f"{where}'s defaults")
+        if value.__defaults__ is not None:
+            defaults = (("attr", "__defaults__"),)
+            self.walk(value.__defaults__, value, defaults, f"the defaults of {where}")
         for key, each in (value.__kwdefaults__ or {}).items():
             keyword = (("attr", "__kwdefaults__"), ("item", key))
-            self.walk(each, value, keyword, f"{where}'s default {key}")
+            self.walk(each, value, keyword, f"the default {key} of {where}")
         for key, each in list(vars(value).items()):
             if self.mentions.attribute(key, is_number(each)):
                 self.walk(each, value, (("attr", key),), f"{where}.{key}")
