@@ -92,8 +92,9 @@ def test_a_part_of_a_graph_stops_at_sizes_that_come_later_and_is_captured_anew()
     obs = torch.as_tensor(envs.reset(seed=0)[0], dtype=torch.float32)
     for _ in range(2):
         obs, _ = fast(envs, policy, fewer, obs)
-    with pytest.raises(RuntimeFault, match="sizes that were not seen"):
+    with pytest.raises(RuntimeFault, match="sizes that were not seen") as stopped:
         fast(envs, policy, fewer, obs)
+    assert stopped.value.code == "sizes-changed"
     for _ in range(2):
         fast(envs, policy, fewer, obs)
     assert [r.why for r in fast._log if r.code == "re-captured"]
