@@ -19,13 +19,17 @@ STATIC = (
     bool,
     int,
     float,
-    complex,
     str,
     torch.dtype,
     torch.device,
     torch.layout,
     torch.memory_format,
     type(Ellipsis),
+)
+_PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (int, int.__int__),
+    (float, float.__float__),
+    (str, str.__str__),
 )
 #: switches of thread-local modes, noticed by their effect
 MODE_SWITCHES = frozenset(
@@ -292,6 +296,14 @@ def check_arguments(frame: types.FrameType) -> tuple[str, tuple[Any, ...]]:
             f"but found invalid values:\n{{value}}"
         )
     return template, (value, *shown)
+
+
+def plain(value: Any) -> Any:
+    """A constant without the class that it may have of the user's: torch reads the number itself,
+    whatever ``__float__`` gives."""
+    if isinstance(value, bool):
+        return value
+    return next((read(value) for kind, read in _PLAIN if isinstance(value, kind)), value)
 
 
 def _literal(text: str) -> str:

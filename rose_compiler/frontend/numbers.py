@@ -149,8 +149,6 @@ class _Found:
         if is_number(value) or value is _GONE or isinstance(value, _Whole | functools.partial):
             self._add(Number(where, state or where, root, steps, value))
             return
-        if id(value) in self._seen:
-            return
         if isinstance(value, torch.Tensor):
             return
         if isinstance(value, torch.optim.Optimizer):
@@ -168,6 +166,8 @@ class _Found:
                 self._seen.add(id(value))
                 self._function(value, where)
             return
+        if id(value) in self._seen:
+            return
         many = value.size if isinstance(value, np.ndarray) else 0
         many = len(value) if isinstance(value, _SIZED) else many
         if len(self._seen) > OBJECTS or len(steps) > DEPTH or many > MANY:
@@ -184,12 +184,19 @@ class _Found:
             self.walk(each, root, (*steps, (kind, key)), said, inner)
 
     def _function(self, value: Any, where: str) -> None:
-        """What a function holds if it ran: defaults, variables that it closes over, attributes."""
+        """What a function holds: attributes and defaults that are read, and if it ran, all its
+        defaults and variables that it closes over."""
         if isinstance(value, types.MethodType):
             owner = self.names.name_of(value.__self__) or where
             self.walk(value.__self__, value, (("attr", "__self__"),), owner)
             value = value.__func__
-        if not isinstance(value, types.FunctionType) or not self.mentions.ran(value.__code__):
+        if not isinstance(value, types.FunctionType):
+            return
+        for key, each in list(vars(value).items()):
+            if self.mentions.attribute(key, is_number(each)):
+                self.walk(each, value, (("attr", key),), f"{where}.{key}")
+        ran = self.mentions.ran(value.__code__)
+        if not ran and self.mentions.attributes.isdisjoint(_DEFAULTS):
             return
         if value.__defaults__ is not None:
             defaults = (("attr", "__defaults__"),)
@@ -197,9 +204,8 @@ class _Found:
         for key, each in (value.__kwdefaults__ or {}).items():
             keyword = (("attr", "__kwdefaults__"), ("item", key))
             self.walk(each, value, keyword, f"the default {key} of {where}")
-        for key, each in list(vars(value).items()):
-            if self.mentions.attribute(key, is_number(each)):
-                self.walk(each, value, (("attr", key),), f"{where}.{key}")
+        if not ran and "__closure__" not in self.mentions.attributes:
+            return
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             try:
                 held = cell.cell_contents
@@ -273,6 +279,7 @@ class _Whole(tuple[Any, ...]):
         return repr(self[0])
 
 
+_DEFAULTS = ("__defaults__", "__kwdefaults__", "__closure__")
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 _PACKED = (np.ndarray, array.array, bytearray)
 _SIZED = (list, tuple, set, frozenset, collections.deque, array.array, bytearray)

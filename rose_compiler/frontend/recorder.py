@@ -128,7 +128,7 @@ class Recorder(TorchFunctionMode):
                 return float(value)  # a constant: there is no array it could come from
             raise self._stop("not-traceable", "a numpy value that was made inside is used")
         if value is None or isinstance(value, call_names.STATIC):
-            return value
+            return call_names.plain(value)
         if isinstance(value, tuple):
             return tuple(self.operand(v) for v in value)
         if isinstance(value, list):

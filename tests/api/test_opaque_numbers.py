@@ -50,6 +50,16 @@ class Shared(Net):
         return self.layer(x) * Net.of_class
 
 
+def decay() -> float:
+    return 0.9
+
+
+class Attributed(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        scale: float = decay.scale  # type: ignore[attr-defined]
+        return self.layer(x) * scale
+
+
 class Steady(Net):
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x) * self.steady
@@ -59,7 +69,7 @@ class Run:
     """What a training holds."""
 
     def __init__(self, net: Net) -> None:
-        Net.of_class = 1.0
+        Net.of_class = vars(decay)["scale"] = 1.0
         self.net, self.sim = net, SyncVectorEnv([Drift, Drift])
         self.obs = torch.as_tensor(self.sim.reset(seed=1)[0])
         self.actions = torch.zeros(3, 2, 3)
@@ -118,7 +128,23 @@ def of_class(run: Run) -> None:
         Net.of_class *= 0.9
 
 
-CASES = [(by_name, Noisy), (late, Noisy), (in_front, Noisy), (as_text, Scaled), (of_class, Shared)]
+def of_function(run: Run) -> None:
+    obs = run.obs
+    for t in range(3):
+        with torch.no_grad():
+            h = run.net(obs)
+        obs = run.step(t, h)
+        decay.scale *= decay()  # type: ignore[attr-defined]
+
+
+CASES = [
+    (by_name, Noisy),
+    (late, Noisy),
+    (in_front, Noisy),
+    (as_text, Scaled),
+    (of_class, Shared),
+    (of_function, Attributed),
+]
 
 
 @pytest.mark.parametrize(("fn", "kind"), [*CASES, (late, Steady)])

@@ -128,6 +128,13 @@ def scaled(value: float = 2.0, *, by: list[float] = DEFAULT) -> float:
     return value * by[0]
 
 
+def uncalled(value: float = 2.0) -> float:
+    return value
+
+
+vars(uncalled)["rate"] = 1.0
+
+
 class Base:
     def number(self) -> int:
         return 1
@@ -193,6 +200,21 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], Any, Callable[[Any], Any]]] = {
         lambda t: scaled(),
         SimpleNamespace(),
         lambda t: DEFAULT.append(1.0),
+    ),
+    "of a function that is not called": (
+        lambda t: t.it.rate,
+        SimpleNamespace(it=uncalled),
+        lambda t: setattr(t.it, "rate", 2.0),
+    ),
+    "a default of a function that is not called": (
+        lambda t: t.it.__defaults__[0],
+        SimpleNamespace(it=uncalled),
+        lambda t: setattr(t.it, "__defaults__", (3.0,)),
+    ),
+    "a function at the other of two places": (
+        lambda t: t.one() + t.other(),
+        SimpleNamespace(one=scaled, other=scaled),
+        lambda t: setattr(t, "other", uncalled),
     ),
     "a rate": (
         lambda t: t.it.param_groups[0]["lr"],

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import enum
 import random
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
 
 from rose_compiler.ir.facts import Context
-from tests.frontend.tracing import NO_GRAD, lifted_of, mlp, run, traced
+from tests.frontend.tracing import NO_GRAD, lifted_of, mlp, refused, run, traced
 
 
 class TestGraphs:
@@ -51,6 +52,37 @@ class TestGraphs:
             found = run(t, (other,), lifted)
         for a, b in zip(expected, found, strict=True):
             assert torch.equal(a, b)
+
+    def test_constants_have_no_class_of_the_users(self) -> None:
+        class Rate(float):
+            def __float__(self) -> float:
+                return 7.0
+
+        class Axis(enum.IntEnum):
+            ROWS = 0
+
+        class Mode(str):
+            __slots__ = ()
+
+        rate, mode = Rate(0.5), Mode("floor")
+
+        def scaled(x: Tensor) -> Tensor:
+            return torch.div(x * rate, 3.0, rounding_mode=mode).sum(Axis.ROWS)
+
+        t = traced(scaled, torch.ones(3, 2))
+        held = [a for n in t.gm.graph.nodes for a in (*n.args, *n.kwargs.values())]
+        constants = [a for a in held if not isinstance(a, torch.fx.Node)]
+        assert [(type(c), c) for c in constants] == [
+            (float, 0.5),
+            (float, 3.0),
+            (str, "floor"),
+            (int, 0),
+        ]
+        x = torch.arange(6.0).reshape(3, 2)
+        assert torch.equal(run(t, (x,), {}), scaled(x))
+
+    def test_a_complex_constant_is_refused(self) -> None:
+        refused("not-traceable", lambda x: x * 1j, torch.ones(3))
 
     def test_generators_are_left_alone(self) -> None:
         torch.manual_seed(3)
