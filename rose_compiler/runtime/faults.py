@@ -1,4 +1,4 @@
-"""Which exception a failed run ends in, and what its notes say.
+"""Which exception a failed run ends in, what its notes say, and how it is raised.
 
 Several operations may have failed by the time that everything has come to rest. The one to report
 is the earliest in program order: the only one that would have happened in eager order. What comes
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from rose_compiler.base.faultmap import FaultMap, Level
 from rose_compiler.runtime.lanes import Task
@@ -178,3 +178,20 @@ def _line_of(site: int, verdict: Verdict, faults: FaultMap) -> int:
         if levels[-1].site == site and levels[-1].order == order
     )
     return min(lines, default=verdict.at.line)
+
+
+def apart(error: BaseException | None, other: BaseException) -> None:
+    """Take ``other`` out of the context of an exception that was raised while it was handled."""
+    while error is not None and error is not other:
+        if error.__context__ is other:
+            error.__context__ = None
+        error = error.__context__
+
+
+def raise_as_it_was(error: BaseException) -> NoReturn:
+    """Raise an exception without what raising it beside another one adds to it."""
+    context = error.__context__
+    try:
+        raise error
+    finally:
+        error.__context__ = context

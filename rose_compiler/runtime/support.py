@@ -230,7 +230,7 @@ class Runtime:
         tasks = [task for lane in lanes for task in lane.failed]
         lost = Counter(task.site for lane in lanes for task in (*lane.failed, *lane.skipped))
         for task in tasks:
-            _apart(task.error, error)
+            faults.apart(task.error, error)
         verdict = faults.earliest(error, tasks, faultmap)
         first = error
         if verdict is not None:
@@ -242,7 +242,7 @@ class Runtime:
                 finisher = Finisher(verdict, faultmap)
                 verdict, finished = finisher.run(), finisher.finished
             first = verdict.error
-            _apart(first, error)
+            faults.apart(first, error)
             for line in faults.notes(verdict, lost, finished, faultmap):
                 first.add_note(f"rose: {line}")
         for name in stuck:
@@ -250,7 +250,7 @@ class Runtime:
                 f"rose: lane {name} did not come to rest in {self._grace:g} s; it was left"
             )
         if first is not error:
-            _raise_as_it_was(first)
+            faults.raise_as_it_was(first)
 
     @property
     def _grace(self) -> float:
@@ -383,23 +383,6 @@ def _child(value: Any, name: str) -> Any:
     if isinstance(value, dict) and name in value:
         return value[name]
     return getattr(value, name)
-
-
-def _apart(error: BaseException | None, other: BaseException) -> None:
-    """Take ``other`` out of the context of an exception that was raised while it was handled."""
-    while error is not None and error is not other:
-        if error.__context__ is other:
-            error.__context__ = None
-        error = error.__context__
-
-
-def _raise_as_it_was(error: BaseException) -> NoReturn:
-    """Raise an exception without what raising it beside another one adds to it."""
-    context = error.__context__
-    try:
-        raise error
-    finally:
-        error.__context__ = context
 
 
 def check_valid(condition: torch.Tensor, message: str) -> None:
