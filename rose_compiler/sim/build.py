@@ -15,9 +15,10 @@ from rose_compiler.runtime.hosts import ProcessHost, ThreadHost
 from rose_compiler.runtime.hosts.child import own_cores
 from rose_compiler.runtime.hosts.process import abandon_all
 from rose_compiler.sim.body import Body, BodyFactory, Traits
+from rose_compiler.sim.hosted_shards import ThreadShard
 from rose_compiler.sim.losses import TruncatingShard
 from rose_compiler.sim.process_shard import ProcessShard
-from rose_compiler.sim.shards import BaseShard, InlineShard, ThreadShard
+from rose_compiler.sim.shards import BaseShard, InlineShard
 from rose_compiler.sim.shared_body import SharedBodyFactory
 
 

@@ -16,9 +16,9 @@ from rose_compiler.runtime.hosts.host import within
 from rose_compiler.runtime.hosts.tape import ENDS
 from rose_compiler.sim import layout
 from rose_compiler.sim.body import Traits
+from rose_compiler.sim.hosted_shards import HostedShard, Told
 from rose_compiler.sim.restarts import Asked, ShardTape
 from rose_compiler.sim.shard_vector import BodyResult
-from rose_compiler.sim.shards import HostedShard, Told
 from rose_compiler.sim.shared_body import END, TIMED, SharedView
 
 _LOST = (

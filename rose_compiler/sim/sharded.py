@@ -19,11 +19,12 @@ from rose_compiler.runtime.hosts.process import close_all
 from rose_compiler.sim import build, layout
 from rose_compiler.sim.body import BodyFactory
 from rose_compiler.sim.envpool_shards import envpool_factories
+from rose_compiler.sim.hosted_shards import HostedShard, Told, let_go
 from rose_compiler.sim.infos import merge as merge_infos
 from rose_compiler.sim.process_shard import ProcessShard
 from rose_compiler.sim.protocol import StepResult
 from rose_compiler.sim.shard_vector import BodyResult
-from rose_compiler.sim.shards import BaseShard, HostedShard, Told, let_go, lost
+from rose_compiler.sim.shards import BaseShard, lost
 from rose_compiler.sim.together import Batched
 
 Hosts = Literal["inline", "thread", "process"]
