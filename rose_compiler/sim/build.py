@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rose_compiler.base.errors import fail
@@ -80,19 +79,6 @@ def check_alike(traits: Sequence[Traits], mode: AutoresetMode | None) -> None:
                     expected=mine,
                     found=theirs,
                 )
-
-
-def checked_mask(mask: Any, count: int) -> np.ndarray:
-    """``options["reset_mask"]``, refused as by gymnasium."""
-    if not isinstance(mask, np.ndarray):
-        raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(mask)}")
-    if mask.shape != (count,):
-        raise ValueError(f"`options['reset_mask']` must have shape `({count},)`, got {mask.shape}")
-    if mask.dtype != np.bool_:
-        raise TypeError(f"`options['reset_mask']` must have `dtype=np.bool_`, got {mask.dtype}")
-    if not mask.any():
-        raise ValueError("`options['reset_mask']` must have at least one True value")
-    return mask
 
 
 def sizes(count: int, shards: int) -> list[int]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import gymnasium
@@ -16,10 +15,11 @@ from rose_compiler.base import phases
 from rose_compiler.base.errors import fail
 from rose_compiler.base.remarks import Remark
 from rose_compiler.runtime.hosts.process import close_all
-from rose_compiler.sim import build, layout
+from rose_compiler.sim import arguments, build, layout
 from rose_compiler.sim.body import BodyFactory
 from rose_compiler.sim.envpool_shards import envpool_factories
-from rose_compiler.sim.hosted_shards import HostedShard, Told, let_go
+from rose_compiler.sim.hosted_shards import let_go
+from rose_compiler.sim.hosted_steps import HostedSteps
 from rose_compiler.sim.infos import merge as merge_infos
 from rose_compiler.sim.process_shard import ProcessShard
 from rose_compiler.sim.protocol import StepResult
@@ -31,7 +31,7 @@ Hosts = Literal["inline", "thread", "process"]
 EnvFactory = Callable[[], gymnasium.Env]
 
 
-class ShardedEnv(VectorEnv):
+class ShardedEnv(HostedSteps, VectorEnv):
     """A ``gymnasium.vector.VectorEnv`` made of independent shards.
 
     Each of ``shards`` is one of
@@ -237,53 +237,6 @@ class ShardedEnv(VectorEnv):
         self._collected = []
         return self.merge(collected)
 
-    @contextmanager
-    def within(self, seconds: float, again: float | None = None) -> Iterator[None]:
-        """Wait for the shards' steps no longer than that from now on inside the block, for all of
-        them together, where they live in threads or processes. A process that takes over has
-        ``again`` seconds, by default as many, for each thing that it is asked anew."""
-        with ExitStack() as limits:
-            for shard in self._shards:
-                if isinstance(shard, HostedShard):
-                    limits.enter_context(shard.within(seconds, again))
-            yield
-
-    @contextmanager
-    def settling(self) -> Iterator[None]:
-        """Let no process take over from a shard's that ends inside the block."""
-        with ExitStack() as held:
-            for shard in self._shards:
-                if isinstance(shard, HostedShard):
-                    held.enter_context(shard.settling())
-            yield
-
-    def timed(self, on: bool) -> None:
-        """Let the shards in threads and processes time their steps from now on, or not; not while
-        one is under way."""
-        for shard in self._shards:
-            if isinstance(shard, HostedShard):
-                shard.timed(on)
-
-    def times(self) -> tuple[float, float, float] | None:
-        """When the first shard began the last step and the last one ended it (``perf_counter``),
-        and the CPU seconds of all; None unless all of them were timed."""
-        told = self.told()
-        return None if told is None else told[:3]
-
-    def told(self) -> Told | None:
-        """:meth:`times` of the last step, and how many named phases ended in it."""
-        told = [shard.told() for shard in self._shards if isinstance(shard, HostedShard)]
-        known = [one for one in told if one is not None]
-        if len(known) < len(self._shards):
-            return None
-        starts, ends, cpu, named = zip(*known, strict=True)
-        return min(starts), max(ends), sum(cpu), sum(named)
-
-    def phases(self) -> list[phases.Ended]:
-        """The named phases in the last step, if it was timed; before the next begins."""
-        hosted = (s for s in self._shards if isinstance(s, HostedShard))
-        return [ended for shard in hosted for ended in shard.phases()]
-
     def give_up(self, error: BaseException) -> None:
         """Refuse further steps because of ``error``; one under way may still be waited for."""
         self._shards[0].give_up(error)
@@ -302,10 +255,10 @@ class ShardedEnv(VectorEnv):
         self._check()
         for shard in self._shards:
             shard.check()
-        seeds = self._seeds(seed)
+        seeds = arguments.seeds(seed, self._shards, self.num_envs)
         mask = None
         if options is not None and "reset_mask" in options:
-            mask = build.checked_mask(options.pop("reset_mask"), self.num_envs)
+            mask = arguments.reset_mask(options.pop("reset_mask"), self.num_envs)
         try:
             for shard, own in zip(self._shards, seeds, strict=True):
                 rows = slice(shard.offset, shard.offset + shard.num_envs)
@@ -330,16 +283,9 @@ class ShardedEnv(VectorEnv):
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every environment; a list or tuple has one value for each."""
         self._check()
-        if not isinstance(values, list | tuple):
-            values = [values] * self.num_envs
-        if len(values) != self.num_envs:
-            raise ValueError(
-                "Values must be a list or tuple with length equal to the number of environments. "
-                f"Got `{len(values)}` values for {self.num_envs} environments."
-            )
-        for shard in self._shards:
-            own = list(values[shard.offset : shard.offset + shard.num_envs])
-            shard.invoke("set_attr", name, own)
+        own = arguments.values(values, self._shards, self.num_envs)
+        for shard, part in zip(self._shards, own, strict=True):
+            shard.invoke("set_attr", name, part)
 
     def batch_wrappers(self, on: bool) -> None:
         """Let the wrappers of each shard's environments advance at once in steps from now on, or
@@ -414,24 +360,6 @@ class ShardedEnv(VectorEnv):
             if len(leaf) != self.num_envs:
                 raise ValueError(f"expected {self.num_envs} actions, one each, got {len(leaf)}")
         return [tree.rows(actions, start, end) for start, end in self._ends]
-
-    def _seeds(self, seed: Any) -> list[Any]:
-        if seed is None:
-            return [None] * len(self._shards)
-        if not all(shard.traits.seeds_on_reset for shard in self._shards):
-            warnings.warn(
-                "EnvPool's seeds are fixed when it is built: reset(seed=...) has no effect on it; "
-                "pass seed= to ShardedEnv.envpool",
-                stacklevel=3,
-            )
-        if isinstance(seed, int | np.integer):
-            return [int(seed) + shard.offset for shard in self._shards]
-        if len(seed) != self.num_envs:
-            raise ValueError(
-                "If seeds are passed as a list the length must match "
-                f"num_envs={self.num_envs} but got length={len(seed)}."
-            )
-        return [list(seed[s.offset : s.offset + s.num_envs]) for s in self._shards]
 
     def _check(self) -> None:
         if self.closed:
