@@ -64,8 +64,8 @@ class Choosing(Building):
             self._tuning.progress.name = self.program.name
             self._tuning.verdicts.forecast = self.forecast
             found, ahead = self.program.objects, self.forecast
-            self._tuning.bound = lambda one: self.cores.with_shards(one, found, ahead)
-            self._tuning.foreseen = self.cores.foresee
+            self._tuning.follow_ups.bound = lambda one: self.cores.with_shards(one, found, ahead)
+            self._tuning.follow_ups.foreseen = self.cores.foresee
             self._tuning.limit(self._runs())
         return self._tuning
 

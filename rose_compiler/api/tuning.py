@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from rose_compiler.api.cache import Entry
+from rose_compiler.api.followups import FollowUps
 from rose_compiler.api.options import Options
 from rose_compiler.api.progress import Progress
 from rose_compiler.api.verdicts import PASS, Verdicts, remarks_of
@@ -23,10 +24,6 @@ from rose_compiler.runtime.inductor import Note
 from rose_compiler.tune.chooser import Chooser
 from rose_compiler.tune.search import LeftOut, Proposal
 from rose_compiler.tune.space import candidates, default_decision, with_compiled
-
-#: Seconds that Inductor is expected to take. It is asked for no more than that long a training has
-#: gone on: one that ends soon after has lost half of its time at worst, and a short one nothing.
-COMPILE_S = 10.0
 
 
 class Tuning:
@@ -66,18 +63,14 @@ class Tuning:
         self._entry: Entry | None = None
         self._iterations = 0
         self._adopted = False  # what is in force was not tried in this run
-        self._asked_to_compile = False
-        self._bound_after = -1  # drifts after which simulators bound to cores were tried
         self._was_compiling = False  # something was compiled while the last iteration ran
-        #: A schedule with processes bound to cores, where that may pay.
-        self.bound: Callable[[Decision | None], Decision | None] = lambda _: None
-        #: Told of such a schedule, and the seconds of an iteration expected without and with cores.
-        self.foreseen: Callable[[Decision, float, float], None] = lambda *_: None
         self._edit = knobs.current().edit
         close = options.numerics == "close"
         fuse = fusable and close
         #: Program order with what every candidate has.
         self._plain = Decision(fuse=fuse, hosted=hosted, wrappers=wrappers)
+        #: What meets the schedule that is settled on.
+        self.follow_ups = FollowUps(self.verdicts, self._plain)
         #: What runs where nothing is tuned.
         self.default = options.decision or default_decision(
             shards, asynchronous, close, self._plain
@@ -101,7 +94,8 @@ class Tuning:
             copies=copies(),
         )
         self._entry = stored(space)
-        self._compilable = compilable if close else lambda: False
+        if close:
+            self.follow_ups.compilable = compilable
         known = [*space, *(with_compiled(one, self._plain) for one in space)]
         kept = None if self._entry is None else self._entry.load(known)
         self._chooser = Chooser(space, budget_s=options.tune_budget)
@@ -237,7 +231,8 @@ class Tuning:
     def over(self) -> bool:
         """Whether nothing more is to be tried, unless iterations change: a compiled form is tried
         only once a training has gone on for a while."""
-        return self.settled and (self._chooser is None or self._to_compile(self._chooser) is None)
+        chooser = self._chooser
+        return self.settled and (chooser is None or self.follow_ups.to_compile(chooser) is None)
 
     @property
     def chosen(self) -> Decision | None:
@@ -279,71 +274,7 @@ class Tuning:
             if self._entry is not None and not chooser.ended_early:
                 plan = None if self.chosen is None else self.plans.get(self.chosen)
                 self._entry.store(self.chosen, chooser.verdicts.get(chooser.best, ""), plan)
-        for follow in (self._bind, self._compile, self._capture):
-            if chooser.settled:
-                follow(chooser)
-
-    def _bind(self, chooser: Chooser) -> None:
-        """Let what is settled on meet the same with simulators bound to cores: once, and after each
-        drift, when it may also be that without them it has become the faster one."""
-        drifted = chooser.drifts > 0
-        if self._bound_after == chooser.drifts or chooser.ended_early:
-            return
-        if self._adopted and not drifted:
-            return
-        self._bound_after = chooser.drifts
-        kept = self.chosen
-        if (
-            kept is not None
-            and kept.cores
-            and all(lane.startswith("shard") for lane, _ in kept.cores)
-        ):
-            kept = replace(kept, cores=())
-        decision = self.bound(kept)
-        if decision == self.chosen:
-            decision = kept
-        if decision is not None and (drifted or decision not in chooser.candidates):
-            self._foresee(chooser, decision, kept)
-            chooser.challenge(decision)
-
-    def _foresee(self, chooser: Chooser, decision: Decision, kept: Decision | None) -> None:
-        """Say what an iteration with bound simulators should take, before one has run: as much less
-        than what is settled on was measured to take as the predictor has it."""
-        row = next((r for r in chooser.reports() if r.decision == kept), None)
-        if not decision.cores or kept is None or row is None or not row.seconds_per_work:
-            return
-        ahead, without = self.verdicts.forecast(decision), self.verdicts.forecast(kept)
-        if not ahead or not without:
-            return
-        seconds = row.seconds_per_work
-        self.verdicts.quotas[decision] = seconds, seconds * ahead / without
-        self.foreseen(decision, *self.verdicts.quotas[decision])
-
-    def _compile(self, chooser: Chooser) -> None:
-        """Let what is settled on meet the same with its losses compiled, once, where the training
-        is long enough to win back what compiling takes."""
-        if self._asked_to_compile or chooser.total_s < COMPILE_S:
-            return
-        if (decision := self._to_compile(chooser)) is not None:
-            chooser.challenge(decision)
-        self._asked_to_compile |= not chooser.ended_early and chooser.allows(COMPILE_S)
-
-    def _to_compile(self, chooser: Chooser) -> Decision | None:
-        """The compiled form that is to be tried at its time, if any."""
-        if self._asked_to_compile or chooser.ended_early or not chooser.allows(COMPILE_S):
-            return None
-        decision = with_compiled(self.chosen, self._plain)
-        return None if decision in chooser.candidates or not self._compilable() else decision
-
-    def _capture(self, chooser: Chooser) -> None:
-        """Let what is settled on, if it is compiled, meet the same replayed as CUDA graphs, once,
-        where there is a CUDA device."""
-        found = self.chosen
-        if found is None or not found.compile or found.cuda_graphs or chooser.ended_early:
-            return
-        decision = replace(found, cuda_graphs=True)
-        if decision not in chooser.candidates and torch.cuda.is_available():
-            chooser.challenge(decision)
+        self.follow_ups.next(chooser, self._adopted)
 
     def compiled(self, found: Sequence[Note | Built]) -> float:
         """Tell what was compiled while an iteration ran; the seconds that took, which are no part

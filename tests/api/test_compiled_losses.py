@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import rose_compiler
-from rose_compiler.api import tuning
+from rose_compiler.api import followups, tuning
 from rose_compiler.base.decision import Decision
 from rose_compiler.frontend import losses as traced_losses
 from rose_compiler.ir import losses
@@ -408,7 +408,7 @@ def test_a_hook_of_the_users_sees_every_gradient(decision: str) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials of a few iterations, and compiling after less than a second."""
-    monkeypatch.setattr(tuning, "COMPILE_S", 0.5)
+    monkeypatch.setattr(followups, "COMPILE_S", 0.5)
     monkeypatch.setattr(tuning, "Chooser", functools.partial(tuning.Chooser, trial_s=0.01))
 
 

@@ -44,6 +44,10 @@ class Far:
         return os.sched_getaffinity(0), torch.get_num_threads()
 
 
+def bind_shards(decision: Decision | None) -> Decision | None:
+    return None if decision is None else replace(decision, cores=(("shards", 1),))
+
+
 @pytest.fixture(scope="module")
 def far() -> Iterator[Hosted]:
     with rose_compiler.hosted(Far, threads=2) as made:
@@ -216,15 +220,15 @@ def test_after_a_drift_what_is_bound_meets_the_same_unbound() -> None:
     chooser = tuning._chooser
     assert chooser is not None
     bound = Decision(groups=2, cores=(("shards", 1),))
-    tuning.bound = lambda one: None if one is None else replace(one, cores=(("shards", 1),))
+    tuning.follow_ups.bound = bind_shards
     chooser.adopt(bound, "told to")
-    tuning._bind(chooser)
+    tuning.follow_ups._bind(chooser, tuning._adopted)
     assert not chooser.settled
     chooser._settle(chooser.candidates.index(bound), "enough")
-    tuning._bind(chooser)
+    tuning.follow_ups._bind(chooser, tuning._adopted)
     assert chooser.settled
     chooser.drifts += 1
-    tuning._bind(chooser)
+    tuning.follow_ups._bind(chooser, tuning._adopted)
     rivals = {chooser.candidates[c] for c in set(chooser._queue)}
     assert rivals == {bound, replace(bound, cores=())}
 
@@ -356,12 +360,12 @@ def test_bound_shards_have_a_prediction_before_they_are_tried(training: Training
     training.run(fast)
     chooser = tuning._chooser
     bound = replace(kept, cores=(("shards", 1),))
-    tuning.bound = lambda one: None if one is None else replace(one, cores=bound.cores)
+    tuning.follow_ups.bound = lambda one: None if one is None else replace(one, cores=bound.cores)
     while not chooser.trials[chooser.candidates.index(kept)]:
         mine = chooser.candidates[chooser.current]
         chooser.record(chooser.current, 0.6 if mine == kept else 0.9)
     chooser._settle(chooser.candidates.index(kept), "told to")
-    tuning._bind(chooser)
+    tuning.follow_ups._bind(chooser, tuning._adopted)
     assert not chooser.settled
     plan = unit.cores.plans[bound]
     ratio = unit.forecast(bound) / unit.forecast(kept)
@@ -401,7 +405,7 @@ def test_what_another_schedule_bound_is_not_renewed(
 
 def test_what_is_settled_on_meets_the_same_with_bound_shards() -> None:
     tuning = Tuning(Options(), 2, True, RemarkLog(), True)
-    tuning.bound = lambda one: None if one is None else replace(one, cores=(("shards", 1),))
+    tuning.follow_ups.bound = bind_shards
     assert tuning._chooser is not None
     for _ in range(400):
         decision = tuning.next()
@@ -410,7 +414,7 @@ def test_what_is_settled_on_meets_the_same_with_bound_shards() -> None:
         seconds = 1.0 if not fast else 0.5 if not bound else 0.4
         tuning._chooser.record(tuning._chooser.candidates.index(decision), seconds)
         if tuning.settled:
-            tuning._bind(tuning._chooser)
+            tuning.follow_ups._bind(tuning._chooser, tuning._adopted)
         if tuning.settled:
             break
     tuning.interrupted()  # nothing watches optimizers any more

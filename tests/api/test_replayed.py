@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from rose_compiler.api.tuning import Tuning
-from rose_compiler.api.verdicts import remarks_of
+from rose_compiler.api.followups import FollowUps
+from rose_compiler.api.verdicts import Verdicts, remarks_of
 from rose_compiler.base.decision import Decision
+from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.runtime.inductor import Note
 
 
 class Asked:
     """A search that only notes what is to be tried."""
 
-    def __init__(self, *candidates: Decision) -> None:
-        self.candidates = list(candidates)
+    def __init__(self, best: Decision | None) -> None:
+        self.candidates, self.best = [best], 0
         self.ended_early = False
 
     def challenge(self, decision: Decision) -> None:
@@ -39,11 +39,12 @@ def test_what_was_compiled_meets_itself_replayed_once(
     chosen: Any, cuda: bool, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    search = Asked()
+    search = Asked(chosen)
+    follow_ups = FollowUps(Verdicts(RemarkLog()), Decision())
     for _ in range(2):
-        Tuning._capture(SimpleNamespace(chosen=chosen), search)  # type: ignore[arg-type]
+        follow_ups._capture(search)  # type: ignore[arg-type]
     wanted = [Decision(groups=2, compile=True, cuda_graphs=True)] if asked else []
-    assert search.candidates == wanted
+    assert search.candidates[1:] == wanted
 
 
 def test_what_became_of_a_capture_is_told() -> None:
