@@ -1,42 +1,28 @@
 """Which schedule to keep: candidates tried in turn on real iterations, and eager when none wins.
 
 A trial is as many consecutive iterations as last ``trial_s``. All candidates are seen once and the
-hopeless ones dropped; the rest challenge the best in turn, in the order ABBA, so that a drift of
-the machine hits both; what is compared is the ratio of neighbours. The last champion meets eager
-the same way and stays only if it is faster beyond doubt. What was so much slower in its first
-trial that noise can't be the reason is not compared at all.
+hopeless ones dropped; the rest challenge the best in turn, pair by pair (``duel.py``). The last
+champion meets eager the same way and stays only if it is faster beyond doubt. What was so much
+slower in its first trial that noise can't be the reason is not compared at all (``screening.py``).
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from rose_compiler.base.decision import Decision
+from rose_compiler.tune import screening
 from rose_compiler.tune.drift import Drift
-from rose_compiler.tune.stats import Report, Trial, median_interval, noise_of, paired_ratios
+from rose_compiler.tune.duel import Duel
+from rose_compiler.tune.stats import Report, Trial
 
-#: Candidates this much slower than the best one in their first trial are not tried again.
-HOPELESS = 1.4
-#: Pairs after which a duel between two candidates is decided whatever its interval.
-PAIRS = 6
-#: Pairs of the last duel, against eager.
-FINAL_PAIRS = 8
-#: Pairs of any duel where a gain shows in the median, but not beyond doubt.
-MOST_PAIRS = 20
 #: Share of the budget after which candidates are compared with eager and no more with each other:
 #: small differences between them must not take the time in which a large one would be found.
 DUELS = 0.5
-#: By how much the median must win, the interval lying above 1 besides.
-MARGIN = 0.01
-#: Standard deviations by which a first trial may be the slower one by chance.
-CHANCE = 2.0
 #: Share of a run of known length that tuning may take, and of a training so far.
 SHARE = 0.1
-#: An interval that lies above this ends a duel before all pairs have run.
-EARLY = 1.04
 
 
 class Phase(Enum):
@@ -92,8 +78,7 @@ class Chooser:
         self._left_out: set[int] = set()
         self._queue: list[int] = list(range(len(self.candidates)))
         self._open: Trial | None = None
-        self._duel: tuple[int, int] | None = None
-        self._scores: tuple[list[float], list[float]] = ([], [])
+        self._duel: Duel | None = None
         self._challengers: list[int] = []
         self._drift = Drift()
         self._challenged = False  # the champion has been settled on before
@@ -266,8 +251,7 @@ class Chooser:
         self.trials[trial.candidate].append(trial)
         self._queue.pop(0)
         if self._duel is not None:
-            side = 0 if trial.candidate == self._duel[0] else 1
-            self._scores[side].append(trial.score)
+            self._duel.add(trial)
             if not self._queue:
                 self._judge()
             return
@@ -281,11 +265,9 @@ class Chooser:
             if not seen:
                 self._settle(self.eager, "nothing else could be run")
                 return
-            fastest = min(seen.values())
-            for c, score in seen.items():
-                if score > HOPELESS * fastest and c != self.eager:
-                    self._dropped.add(c)
-                    self.verdicts[c] = f"slower by {score / fastest - 1:.0%} in its first trial"
+            hopeless = screening.hopeless(seen, self.eager)
+            self._dropped |= hopeless.keys()
+            self.verdicts |= hopeless
             self._challengers = sorted(
                 (c for c in seen if c not in self._dropped and c != self.eager),
                 key=seen.__getitem__,
@@ -293,7 +275,9 @@ class Chooser:
             self.best = self._challengers.pop(0) if self._challengers else self.eager
             self.phase = Phase.DUEL
         if self.phase is Phase.DUEL:
-            self._drop_what_chance_can_not_explain()
+            slower = screening.beyond_chance(self.trials, self.best, self._challengers)
+            self._challengers = [c for c in self._challengers if c not in slower]
+            self.verdicts |= slower
             if self._challengers and self.used < DUELS:
                 self._open_duel(self._challengers.pop(0), self.best)
                 return
@@ -308,60 +292,31 @@ class Chooser:
             return
         self._settle(self.eager, "the schedule that was compared with it failed")
 
-    def _drop_what_chance_can_not_explain(self) -> None:
-        """Stop where the gain to be expected from the remaining candidates is under the noise:
-        their first trials were slower than the champion's by more than trials vary."""
-        noise = noise_of(self.trials.values())
-        if noise is None:
-            return
-        first = self.trials[self.best][0].score
-        # two trials are compared, each as noisy as the other
-        most = math.exp(CHANCE * math.sqrt(2.0) * noise)
-        for c in list(self._challengers):
-            ratio = self.trials[c][0].score / first
-            if ratio > most:
-                self._challengers.remove(c)
-                self.verdicts[c] = (
-                    f"no gain to be expected: slower by {ratio - 1:.0%} in its first trial, trials "
-                    f"of one schedule differ by {noise:.0%}"
-                )
-
     def _open_duel(self, challenger: int, champion: int) -> None:
-        self._duel = (challenger, champion)
-        self._scores = ([], [])
-        self._queue = [challenger, champion, champion, challenger]
+        self._duel = Duel(challenger, champion)
+        self._queue = self._duel.order
 
     def _judge(self) -> None:
         """Enough of a duel has run to look at it."""
         assert self._duel is not None
-        challenger, champion = self._duel
-        # >1: the challenger needs less time than the champion
-        speedups = paired_ratios(self._scores[1], self._scores[0])
-        interval = median_interval(speedups)
         final = self.phase is Phase.FINAL
-        promising = interval.median >= 1.0 + MARGIN
-        longer = promising and (final or self.used < DUELS)
-        wanted = MOST_PAIRS if longer else FINAL_PAIRS if final else PAIRS
-        # looking again and again finds a difference by chance: an early end takes a clear one
-        decided = len(speedups) >= 4 and (interval.low > EARLY or interval.high < 1.0)
-        hopeless = len(speedups) >= 2 and max(speedups) < 1.0 and interval.median < 0.95
-        won = interval.low > 1.0 and promising
-        decided = decided or (won and len(speedups) >= (FINAL_PAIRS if final else PAIRS))
-        if len(speedups) < wanted and not decided and not hopeless:
-            self._queue = [challenger, champion, champion, challenger]
+        found = self._duel.outcome(final=final, time=self.used < DUELS)
+        if found is None:
+            self._queue = self._duel.order
             return
+        challenger, champion = self._duel.challenger, self._duel.champion
         if champion == self.eager:
-            self.against_eager.setdefault(challenger, []).extend(speedups)
+            self.against_eager.setdefault(challenger, []).extend(found.speedups)
         self._duel = None
-        text = f"{interval} times the speed of {self._name(champion)} in {len(speedups)} pairs"
-        if not won:
+        text = found.text(self._name(champion))
+        if not found.won:
             self.verdicts[challenger] = text
         if final:
             # what holds against a further schedule was kept for another reason
             kept = self.verdicts.get(champion, text) if self._challenged else text
-            self._settle(*((challenger, text) if won else (champion, kept)))
+            self._settle(*((challenger, text) if found.won else (champion, kept)))
             return
-        if won:
+        if found.won:
             self.verdicts[champion] = f"{self._name(challenger)} is faster: {text}"
             self.best = challenger
         self._advance()
@@ -386,12 +341,7 @@ class Chooser:
         champion = self.best
         if self.phase is Phase.SCREEN and seen:
             champion = min(seen, key=seen.__getitem__)
-        trials = min(len(self.trials[champion]), len(self.trials[self.eager]))
-        clear = (
-            champion != self.eager
-            and trials > 0
-            and seen[self.eager] / seen[champion] > (1.1 if trials > 2 else 1.5)
-        )
+        clear = screening.clearly_faster(self.trials[champion], self.trials[self.eager])
         self._settle(champion if clear else self.eager, "the budget for tuning was spent")
         self.ended_early = True
 
@@ -441,16 +391,7 @@ class Chooser:
         rows = []
         for index, decision in enumerate(self.candidates):
             trials = self.trials[index]
-            score = statistics.median(t.score for t in trials) if trials else None
-            ratios = self.against_eager.get(index)
-            left = f"undecided in {len(trials)} trials" if self.phase is Phase.SETTLED else ""
-            rows.append(
-                Report(
-                    decision,
-                    len(trials),
-                    score,
-                    median_interval(ratios) if ratios else None,
-                    self.verdicts.get(index, left if trials else "not tried"),
-                )
-            )
+            left = f"undecided in {len(trials)} trials" if self.settled else ""
+            verdict = self.verdicts.get(index, left if trials else "not tried")
+            rows.append(Report.of(decision, trials, self.against_eager.get(index), verdict))
         return rows

@@ -75,6 +75,19 @@ class Report:
     speedup: Interval | None
     verdict: str
 
+    @classmethod
+    def of(
+        cls,
+        decision: Decision | None,
+        trials: Sequence[Trial],
+        ratios: Sequence[float] | None,
+        verdict: str,
+    ) -> Report:
+        """From a candidate's trials and eager's time over its own in pairs."""
+        score = statistics.median(t.score for t in trials) if trials else None
+        speedup = median_interval(ratios) if ratios else None
+        return cls(decision, len(trials), score, speedup, verdict)
+
 
 def noise_of(candidates: Iterable[Sequence[Trial]]) -> float | None:
     """The standard deviation of log scores of one candidate's trials; ``None`` while there are
