@@ -22,6 +22,7 @@ from rose_compiler.base.remarks import Blocker, Remark
 from rose_compiler.runtime.hosts import arrays, ipc, parameters, served
 from rose_compiler.runtime.hosts.child import bind_process
 from rose_compiler.runtime.hosts.host import Ticket
+from rose_compiler.runtime.hosts.numbering import Numbering
 from rose_compiler.runtime.hosts.pending import Pending, deferring
 from rose_compiler.runtime.hosts.places import PLACES, Places
 from rose_compiler.runtime.hosts.process import ProcessHost
@@ -29,13 +30,6 @@ from rose_compiler.runtime.hosts.reviving import Call, Journal
 from rose_compiler.runtime.hosts.tape import ENDS
 from rose_compiler.runtime.hosts.thread import ThreadHost
 from rose_compiler.runtime.hosts.transport import unpicklable_argument
-
-#: Descriptions of calls that a worker keeps: calls like one of them are sent as a number.
-_KEPT = 256
-
-
-#: Names and layouts of parameters, and the memory with their versions.
-Published = tuple[tuple[str, ...], tuple[arrays.Layout, ...], Any]
 
 
 class Hosted:
@@ -62,7 +56,7 @@ class Hosted:
         self.rose_remarks: list[Remark] = []
         self._version = 0
         self._replied = 0
-        self._published: Published | None = None
+        self._published: parameters.Published | None = None
         self._journal: Journal | None = None
         self._host: Any = None
         self._until: float | None = None
@@ -70,7 +64,7 @@ class Hosted:
 
     def _open(self) -> None:
         self._memory = Places(self._share)
-        self._known: dict[Any, int] = {}
+        self._numbers = Numbering()
         self._places: list[Pending | None] = [None] * PLACES
         self._count = 0
         self._host = self._start()
@@ -133,17 +127,9 @@ class Hosted:
         self._count += 1
         for made in self._memory.write(place, found, call.layouts):
             self._host.call("slot", *made)
-        number = self._known.get(call)
-        how, rest = served.KNOWN, b""
-        if number is None:
-            number = len(self._known)
-            how, rest = served.ONCE, pickle.dumps((call.method, call.blob, call.layouts))
-            if number < _KEPT:
-                how = served.FULL
-                self._known[call] = number
         if version is None:
             version = self._version
-        payload = served.CALL.pack(number, place, how, phases.wanted(), version) + rest
+        payload = self._numbers.payload(call, place, version)
         if isinstance(self._host, ProcessHost):
             ticket = self._host.submit_raw(payload, call.method)
         else:
@@ -182,13 +168,7 @@ class Hosted:
         self._memory.by_handle = False
         if not isinstance(self._host, ProcessHost):
             return  # a process can't open its own handles
-        try:
-            kept, made = ipc.offer(device)
-        except RuntimeError as error:
-            why: str | None = f"this process can't share its memory: {error}"
-        else:
-            why = self._host.call("opens", made)
-            del kept
+        why = ipc.refusal(device, partial(self._host.call, "opens"))
         self._memory.by_handle = why is None
         if why is not None:
             self._memory.pin()
@@ -350,7 +330,7 @@ class Hosted:
             self._end()  # it may not answer without them
             raise
 
-    def _given(self, published: Published) -> Published:
+    def _given(self, published: parameters.Published) -> parameters.Published:
         """Hand this host's component the parameters that another one was given."""
         names, layouts, old = published
         size = parameters.place_size(layouts)

@@ -8,6 +8,7 @@ memory of the host, and back to their device.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -54,6 +55,17 @@ def why_not(made: Offer) -> str | None:
     except Exception as error:  # whatever the driver says: there is another way
         return f"it can't be opened there: {error}"
     return None
+
+
+def refusal(device: Any, opens: Callable[[Offer], str | None]) -> str | None:
+    """Why tensors on a device can't be handed to the process that ``opens`` asks, or None."""
+    try:
+        kept, made = offer(device)
+    except RuntimeError as error:
+        return f"this process can't share its memory: {error}"
+    why = opens(made)
+    del kept  # not before it has answered
+    return why
 
 
 def handle(tensor: Any) -> Any:

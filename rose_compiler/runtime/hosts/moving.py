@@ -10,7 +10,7 @@ from typing import Any
 from rose_compiler.runtime.hosts.hosted import Hosted
 
 #: What a component has of its host.
-_OF_HOST = ("_start", "_extra", "_memory", "_known", "_places", "_count", "_host")
+_OF_HOST = ("_start", "_extra", "_memory", "_numbers", "_places", "_count", "_host")
 
 
 def movable(component: Hosted) -> bool:

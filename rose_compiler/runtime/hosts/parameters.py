@@ -34,6 +34,9 @@ _MARK = struct.Struct("<Q")
 _HEAD = arrays.ALIGNMENT
 PLACES = 2
 
+#: Names and layouts of parameters, and the memory with their versions.
+Published = tuple[tuple[str, ...], tuple[arrays.Layout, ...], Any]
+
 
 def state_of(source: Any) -> dict[str, Any]:
     """Names and arrays of what is published: a module, or a dict of tensors or arrays.

@@ -1,0 +1,33 @@
+"""Calls as bytes: their description once, then its number."""
+
+from __future__ import annotations
+
+import pickle
+
+from rose_compiler.base import phases
+from rose_compiler.runtime.hosts import served
+from rose_compiler.runtime.hosts.reviving import Call
+
+#: Descriptions of calls that a worker keeps: calls like one of them are sent as a number.
+_KEPT = 256
+
+
+class Numbering:
+    """The caller's numbers of the calls that one worker knows; :class:`served.Served` has them
+    from here."""
+
+    def __init__(self) -> None:
+        self._known: dict[Call, int] = {}
+
+    def payload(self, call: Call, place: int, version: int) -> bytes:
+        """What is sent for a call whose arrays lie in ``place``, to run with a version of the
+        parameters. It must be sent: calls like this one count on it."""
+        number = self._known.get(call)
+        how, rest = served.KNOWN, b""
+        if number is None:
+            number = len(self._known)
+            how, rest = served.ONCE, pickle.dumps((call.method, call.blob, call.layouts))
+            if number < _KEPT:
+                how = served.FULL
+                self._known[call] = number
+        return served.CALL.pack(number, place, how, phases.wanted(), version) + rest
