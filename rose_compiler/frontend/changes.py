@@ -13,7 +13,6 @@ import builtins
 import dis
 import sys
 import types
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,12 +53,13 @@ class Changes:
     names: set[str] = field(default_factory=set)  # every attribute name that is read
     methods: set[str] = field(default_factory=set)  # of any class of the user's within reach
     anything: bool = False  # an attribute is set by a name that is not known
+    modules: bool = False  # of what may be a module
     uncalled: list[types.FunctionType] = field(default_factory=list)  # methods that nothing names
 
     def attribute(self, owner: Any, name: str) -> bool:
         """Whether ``owner.name`` may be another object later."""
         if isinstance(owner, types.ModuleType):
-            return self.anything or self.global_(vars(owner), name)
+            return self.modules or self.global_(vars(owner), name)
         value = _own(owner, name)
         if isinstance(owner, (torch.Tensor, np.ndarray)):
             return name not in _TENSOR_CONSTANTS and value is not _ABSENT
@@ -128,7 +128,7 @@ def find_changes(function: source.FunctionSource, arguments: dict[str, Any]) -> 
 
 @dataclass(frozen=True)
 class _Store:
-    """One assignment of an attribute: to what, inside which class's method."""
+    """One assignment of an attribute (no name: any): to what, inside which class's method."""
 
     name: str
     receiver: ast.expr
@@ -214,7 +214,7 @@ class _Finder:
         first = next(iter((*spec.posonlyargs, *spec.args)), None)
         self_name = first.arg if first is not None and owner is not None else None
         born = fn.__name__ in _BORN
-        local = set(liveness.assigned(node.body)) | {a.arg for a in _arguments(spec)}
+        local = set(liveness.assigned(node.body)) | {a.arg for a in source.arguments(spec)}
         for part in ast.walk(node):
             if isinstance(part, ast.Attribute):
                 self._attribute(part, fn, owner, self_name, born)
@@ -247,7 +247,7 @@ class _Finder:
                 "LOAD_CLASSDEREF",
             ):
                 if name in ("setattr", "delattr", "vars"):
-                    self.changes.anything = True
+                    self.changes.anything = self.changes.modules = True
                 self._name(name, fn)
             elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
                 self.changes.names.add(name)
@@ -291,19 +291,25 @@ class _Finder:
             name = call.func.attr
             if name in ("__setattr__", "__delattr__") and len(args) < 3:
                 args = [call.func.value, *args]
-            if name in ("update", "clear", "pop", "setdefault") and _is_namespace(call.func.value):
-                self.changes.anything = True
+            space = _namespace_of(call.func.value)
+            if name in ("update", "clear", "pop", "setdefault") and space is not None:
+                self.stores.append(_Store("", space, fn, owner, self_name))
         if name not in ("setattr", "delattr", "__setattr__", "__delattr__") or len(args) < 2:
             return
-        if isinstance(args[1], ast.Constant) and isinstance(args[1].value, str):
-            self.stores.append(_Store(args[1].value, args[0], fn, owner, self_name))
-        elif source.is_user_code(fn):
-            self.changes.anything = True
+        found = args[1].value if isinstance(args[1], ast.Constant) else None
+        if isinstance(found, str) or source.is_user_code(fn):
+            said = found if isinstance(found, str) else ""
+            self.stores.append(_Store(said, args[0], fn, owner, self_name))
 
     # -- receivers -----------------------------------------------------------------------------
 
     def _record(self, store: _Store) -> None:
         kinds = self._types(store.receiver, store)
+        if not store.name:
+            self.changes.anything = True
+            module = kinds is None or any(issubclass(k, types.ModuleType) for k in kinds)
+            self.changes.modules |= module
+            return
         found = self.changes.attributes.setdefault(store.name, set())
         if kinds is None:
             found.add(None)
@@ -324,7 +330,7 @@ class _Finder:
             return None if value is _ABSENT else {type(value)}
         if isinstance(receiver, ast.Attribute):
             bases = self._types(receiver.value, store)
-            if bases is None or any(s.name == receiver.attr for s in self.stores):
+            if bases is None or any(s.name in ("", receiver.attr) for s in self.stores):
                 return None
             found: set[type] = set()
             for (kind, name), seen in self.reached.attributes.items():
@@ -342,7 +348,7 @@ class _Finder:
         node = source.tree(store.function)
         local: set[str] = set()
         if node is not None:
-            local = set(liveness.assigned(node.body)) | {a.arg for a in _arguments(node.args)}
+            local = set(liveness.assigned(node.body)) | {a.arg for a in source.arguments(node.args)}
         return _ABSENT if receiver.id in local else _outer(receiver.id, store.function)
 
 
@@ -353,12 +359,13 @@ def mangled(name: str, owner: str | None) -> str:
     return f"_{owner.lstrip('_')}{name}"
 
 
-def _is_namespace(expression: ast.expr) -> bool:
-    """``x.__dict__`` or ``vars(x)``."""
-    if isinstance(expression, ast.Attribute):
-        return expression.attr == "__dict__"
-    call = expression.func if isinstance(expression, ast.Call) else None
-    return isinstance(call, ast.Name) and call.id in ("vars", "globals")
+def _namespace_of(space: ast.expr) -> ast.expr | None:
+    """What ``x.__dict__``, ``vars(x)`` or ``globals()`` belongs to."""
+    if isinstance(space, ast.Attribute):
+        return space.value if space.attr == "__dict__" else None
+    if not (isinstance(space, ast.Call) and isinstance(space.func, ast.Name)):
+        return None
+    return (*space.args, space)[0] if space.func.id in ("vars", "globals") else None
 
 
 def _outer(name: str, fn: types.FunctionType) -> Any:
@@ -371,12 +378,6 @@ def _outer(name: str, fn: types.FunctionType) -> Any:
     if name in fn.__globals__:
         return fn.__globals__[name]
     return _ABSENT if not hasattr(builtins, name) else getattr(builtins, name)
-
-
-def _arguments(spec: ast.arguments) -> Iterable[ast.arg]:
-    more: Sequence[ast.arg | None] = (spec.vararg, spec.kwarg)
-    given = (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)
-    return (*given, *(a for a in more if a is not None))
 
 
 def _functions_in(raw: Any) -> list[Any]:

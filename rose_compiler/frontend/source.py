@@ -225,3 +225,10 @@ def _is_library_file(filename: str) -> bool:
         or "site-packages" in filename
         or "<frozen" in filename
     )
+
+
+def arguments(spec: ast.arguments) -> tuple[ast.arg, ...]:
+    """All parameters of a function."""
+    more = (spec.vararg, spec.kwarg)
+    given = (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)
+    return (*given, *(a for a in more if a is not None))

@@ -267,7 +267,7 @@ def _walk(
     changes = op.attributes.get("changes")
     around = Surroundings(
         record.names,
-        changes if isinstance(changes, Changes) else Changes(anything=True),
+        changes if isinstance(changes, Changes) else Changes(anything=True, modules=True),
         out,
     )
     around.trained = trained
