@@ -88,7 +88,8 @@ class Watch:
         watched again then; a number that has changed before is held by no graph any more."""
         if len(self._resized) > self._resizes:
             self._resizes = len(self._resized)
-            return f"a graph was handed other sizes than before: {[*self._resized.values()][-1]}"
+            last = [*self._resized.values()][-1]
+            return f"a graph was handed other sizes or types than before: {last}"
         numbers = () if self._traceable is None else self._traceable.numbers
         changed = {n.where: told for n in numbers if (told := n.changed(states)) is not None}
         if not changed:

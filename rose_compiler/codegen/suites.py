@@ -13,7 +13,7 @@ import torch.fx as fx
 from rose_compiler.codegen.expressions import Printer
 from rose_compiler.codegen.schedule import Action
 from rose_compiler.ir import facts
-from rose_compiler.ir.contexts import UNVERSIONED
+from rose_compiler.ir.contexts import ALIKE, UNVERSIONED
 from rose_compiler.ir.facts import Context
 from rose_compiler.ir.ops import APPEND, BRANCH, LOOP, MERGE, NEW_LIST, PIECE, SHARD, STATE
 from rose_compiler.ir.program import BranchView, LoopView, is_call, is_exit, is_item
@@ -57,8 +57,8 @@ def common_modes(nodes: Iterable[fx.Node]) -> Modes:
 def loop_modes(node: fx.Node) -> Modes:
     """The modes around a loop: its own, and those that all of its body shares.
 
-    A mode that keeps casts of weights for as long as it lasts stays inside, and an iterator is
-    advanced under the loop's own modes.
+    A mode that does more than hold for its body stays inside, and an iterator is advanced under
+    the loop's own modes.
     """
     own, view = modes_of(node), LoopView(node)
     inside = _inside(view.graph)
@@ -68,7 +68,7 @@ def loop_modes(node: fx.Node) -> Modes:
     if shared[: len(own)] != own:
         return _common([shared, own])
     extra = shared[len(own) :]
-    if view.facts.kind != "range" or any(c.kind == "autocast" for c in extra):
+    if view.facts.kind != "range" or any(c.kind not in ALIKE for c in extra):
         return own
     return shared
 

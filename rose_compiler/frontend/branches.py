@@ -170,7 +170,7 @@ class BranchLowering(CallLowering):
                 return
             contexts.append(context)
         outer = self.contexts
-        self.contexts = (*outer, *(c for c in contexts if c.kind != "phase"))
+        self.contexts = self.entering(contexts)
         try:
             self.statements(node.body, scope, builder, live)
         finally:

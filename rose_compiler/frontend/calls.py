@@ -230,7 +230,7 @@ class CallLowering(Callees):
         assert body is not None
         outer_contexts, outer_chain = self.contexts, self.inline_chain
         self.inline_chain = (*outer_chain, scope.source.where(call))
-        self.contexts = (*outer_contexts, *(c for c in inner.contexts if c.kind != "phase"))
+        self.contexts = self.entering(inner.contexts)
         self.inlining.append(inner.fn.__code__)
         trained = self.trained
         try:

@@ -97,7 +97,7 @@ def capture(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
             help="assign the result and return it at the end of the function",
         )
     lowering.inlining.append(function.fn.__code__)
-    lowering.contexts = tuple(c for c in function.contexts if c.kind != "phase")
+    lowering.contexts = lowering.entering(function.contexts)
     result = lowering.inlined_body(body, scope, lowering.root)
     root = lowering.root.finish(_returned(result, scope, lowering))
     program = Program(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -17,6 +17,7 @@ from rose_compiler.frontend.blocks import BlockMaker, maybe_unbound
 from rose_compiler.frontend.scope import Scope, Session, Static
 from rose_compiler.frontend.source import FunctionSource
 from rose_compiler.ir import facts
+from rose_compiler.ir.contexts import ALIKE
 from rose_compiler.ir.ops import OpTable
 from rose_compiler.ir.program import Builder
 
@@ -40,6 +41,7 @@ class Core:
         self.session = session
         self.ops = OpTable()
         self.contexts: tuple[facts.Context, ...] = ()
+        self._regions = 0
         self.loops: list[LoopFrame] = []
         self.inline_chain: tuple[SourceLocation, ...] = ()
         self.inlining: list[Any] = []
@@ -83,6 +85,16 @@ class Core:
                 scope.bindings[cells[each]] = self.session.root(cells[each], cell)
         node = rewrite_ast.spelled_out(function.node, cells)
         return function if node is function.node else dataclasses.replace(function, node=node)
+
+    def entering(self, contexts: Iterable[facts.Context]) -> tuple[facts.Context, ...]:
+        """The modes of what is lowered next, where ``contexts`` are entered around it by one
+        ``with`` or one call of a decorated function."""
+        entered = [c for c in contexts if c.kind != "phase"]
+        for k, context in enumerate(entered):
+            if context.kind not in ALIKE:
+                self._regions += 1
+                entered[k] = dataclasses.replace(context, region=self._regions)
+        return (*self.contexts, *entered)
 
     def loops_do(self, what: str) -> None:
         """Remember of the loops around here that they step a simulator, or train."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import gc
 import os
 import sys
@@ -27,6 +29,8 @@ _AROUND = tuple(
     os.path.join(os.path.dirname(os.path.dirname(__file__)), part) + os.sep
     for part in ("api", "base", "frontend", "ir", "runtime")
 )
+#: what tells types apart
+_KINDS = frozenset(("isinstance", "type", "is_tensor", "hasattr", "callable"))
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 #: modules of C code that reaches outside the process, or to other threads
 _OUTSIDE = ("_io", "io", "posix", "nt", "_socket", "_queue", "_posixsubprocess", "mmap")
@@ -53,6 +57,7 @@ class HostCalls:
     def __init__(self) -> None:
         self.blocker: Blocker | None = None
         self.mentions = Mentions()
+        self.kinds = False  # whether code asks what is None, or of which type
 
     def __enter__(self) -> HostCalls:
         self._outer = sys.getprofile()
@@ -74,6 +79,7 @@ class HostCalls:
             file = frame.f_code.co_filename
             if _is_own_code(file) and not file.startswith(_AROUND):
                 self.mentions.add(frame)
+                self.kinds = self.kinds or _asks_kinds(frame.f_code)
             caller = frame.f_back
             module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
             if module in _OUTSIDE_PYTHON and caller and _is_own_code(caller.f_code.co_filename):
@@ -93,6 +99,14 @@ class HostCalls:
                 return  # a module is imported for the first time
             outer = outer.f_back
         self.blocker = Blocker("opaque-call", f"it calls `{name}`, which reaches outside")
+
+
+@functools.cache
+def _asks_kinds(code: types.CodeType) -> bool:
+    """Whether code compares with None, or asks for a type."""
+    if not _KINDS.isdisjoint(code.co_names):
+        return True
+    return any(i.opname == "IS_OP" or "NONE" in i.opname for i in dis.get_instructions(code))
 
 
 def _module_of(value: Any) -> str:

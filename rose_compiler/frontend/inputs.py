@@ -57,8 +57,11 @@ class Inputs:
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
         return value
 
-    def _read(self) -> None:
-        self.recorder.sized = self.recorder.read = self.fixed = True
+    def _read(self, typed: bool) -> None:
+        if typed:
+            self.recorder.typed = True
+        else:
+            self.recorder.sized = self.recorder.read = self.fixed = True
 
     def _item(self, value: Any, node: fx.Node, key: Any, name: str) -> Any:
         if not _is_data(value):

@@ -1,4 +1,5 @@
-"""Context managers and decorators that are thread-local modes of torch, or change nothing."""
+"""Context managers and decorators that are thread-local modes of torch, or change nothing; and what
+of torch's state is looked at while code is traced."""
 
 from __future__ import annotations
 
@@ -92,3 +93,16 @@ def _inside(function: types.FunctionType) -> tuple[types.FunctionType, facts.Con
     if context is None or not isinstance(inner, types.FunctionType):
         return None
     return inner, context
+
+
+def device_offsets() -> tuple[int, ...]:
+    """How far the generators of CUDA devices have gone."""
+    if not torch.cuda.is_initialized():
+        return ()
+    return tuple(g.get_offset() for g in torch.cuda.default_generators)
+
+
+def other_modes() -> tuple[bool, bool]:
+    """Whether autocast and inference mode are on."""
+    cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    return cast, torch.is_inference_mode_enabled()

@@ -1,4 +1,5 @@
-"""The user's own statements, in the place of a graph that was not proven for the sizes at hand."""
+"""The user's own statements, in the place of a graph that was not proven for the sizes or types at
+hand."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch.fx as fx
 
+from rose_compiler.frontend.makes import of, told
 from rose_compiler.frontend.record import Record
 from rose_compiler.frontend.trace import Traced
 from rose_compiler.ir import facts
@@ -30,7 +32,7 @@ class Handed(NamedTuple):
     inputs: int
 
     def known(self) -> dict[str, Known]:
-        """The sizes that the graph was proven for, by parameter."""
+        """The sizes and types that the graph was proven for, by parameter."""
         found: dict[str, Known] = {}
         for name, (argument, item) in zip(self.names, self._arguments(), strict=False):
             known = self.traced.known.get(argument)
@@ -75,9 +77,8 @@ class Otherwise:
         self.objects, self.seen = program.objects, record.resized_later
 
     def __call__(self, *args: Any) -> Any:
-        shapes = [str(tuple(a.shape)) for a in args if hasattr(a, "shape")]
         for name in self.names:
-            self.seen.setdefault(name, ", ".join(shapes))
+            self.seen.setdefault(name, ", ".join(map(told, map(of, args))))
         if self.run is None:
             return refused(*args)
         found = {node: _object(self.objects, path) for node, path in self.states.items()}

@@ -24,9 +24,10 @@ from torch.overrides import TorchFunctionMode
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.frontend import call_names
 from rose_compiler.frontend.audit import Audit, Blocked, Effects, blocked, storage_key
+from rose_compiler.frontend.modes import device_offsets, other_modes
 from rose_compiler.frontend.record import spec_of
 from rose_compiler.frontend.scalars import TracedNumber, traced_number, untraced
-from rose_compiler.frontend.sizes import AXES, NAMES, Vary, read_by_torch, sizes_read
+from rose_compiler.frontend.sizes import AXES, NAMES, TYPED, Vary, read_by_torch, sizes_read
 from rose_compiler.ir import facts, functions
 from rose_compiler.ir.checks import check_valid
 
@@ -38,7 +39,8 @@ class Recorder(TorchFunctionMode):
     uses become placeholders. ``out_of_place`` records in-place calls on tensors made inside as the
     calls that compute the same out of place, where nobody else shares the memory. Sizes that
     ``vary`` are taken from operands, when other code than torch's reads them; ``sized``: whether it
-    did, ``read``: whether any Python code did, torch's own included.
+    did, ``read``: whether any Python code did, torch's own included. ``typed``: whether a dtype or
+    device was read, or a conversion left out that does nothing to tensors of these.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Recorder(TorchFunctionMode):
         self.draws: list[fx.Node] = []
         self.checks: list[fx.Node] = []
         self.pure = True
-        self.sized = self.read = False
+        self.sized = self.read = self.typed = False
         self.raised = ""  # a call that raised, which the code may have caught
         self.blocker: Blocker | None = None
         self._out_of_place, self._vary = out_of_place, vary
@@ -61,11 +63,11 @@ class Recorder(TorchFunctionMode):
         self._placeholders: fx.Node | None = None
         self._detached: dict[fx.Node, fx.Node] = {}
         self._entry_grad = torch.is_grad_enabled()
-        self._entry_modes = _other_modes()
+        self._entry_modes = other_modes()
         self._bodies = call_names.Bodies()
         self._arrays = False
         self._generator = torch.get_rng_state()
-        self._offsets = _device_offsets()
+        self._offsets = device_offsets()
         for tensor in lifted.values():
             self.audit.foreign.add(storage_key(tensor))
 
@@ -204,6 +206,7 @@ class Recorder(TorchFunctionMode):
         """What a read of metadata gives."""
         other = not args or self._own(args[0]) is None  # states are compared before each call
         self.read |= other and name in NAMES | AXES
+        self.typed |= name in TYPED and self._handed(args, kwargs)
         if name not in NAMES or read_by_torch(frame):
             return result
         self.sized |= other
@@ -250,7 +253,7 @@ class Recorder(TorchFunctionMode):
 
     def record(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call ``func`` and append the call; to be used with the mode itself out of the way."""
-        if _other_modes() != self._entry_modes:
+        if other_modes() != self._entry_modes:
             raise self._stop("mode-change", "autocast or inference mode changes inside the block")
         node_args, node_kwargs = self.operand(args), self.operand(kwargs)
         self.check_generator()
@@ -265,7 +268,7 @@ class Recorder(TorchFunctionMode):
         if not effects.writes and not drew:
             if name == "broadcast_tensors" and self._broadcast(args, result):
                 return result
-            operand = self._same_tensor(name, args, result)
+            operand = self._same_tensor(name, args, kwargs, result)
             if operand is not None:
                 self.know(result, operand)
                 return result
@@ -296,7 +299,7 @@ class Recorder(TorchFunctionMode):
         with self.audit.inside():
             now = torch.get_rng_state()
             moved = not torch.equal(self._generator, now)
-        offsets = _device_offsets()
+        offsets = device_offsets()
         moved |= offsets != self._offsets
         self._generator, self._offsets = now, offsets
         return moved
@@ -350,12 +353,21 @@ class Recorder(TorchFunctionMode):
             for value, _ in self._nodes.values()
         )
 
-    def _same_tensor(self, name: str, args: tuple[Any, ...], result: Any) -> fx.Node | None:
+    def _handed(self, args: Any, kwargs: Any) -> bool:
+        """Whether a tensor is among the arguments that is no state: those are compared anyway."""
+        given = (v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
+        return any(self._own(v) is None for v in given)
+
+    def _same_tensor(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> fx.Node | None:
         """The node of the operand if the call handed it back, or a view that equals it."""
         if not args or not all(isinstance(t, torch.Tensor) for t in (result, args[0])):
             return None
         known = self._nodes.get(id(result))
         if known is not None and known[0] is result:
+            # of another dtype, or elsewhere, it would be another tensor
+            self.typed |= name != "contiguous" and self._handed(args, kwargs)
             return self.operand(result)
         source = args[0]
         if name not in call_names.RESHAPES or (
@@ -385,15 +397,3 @@ class Recorder(TorchFunctionMode):
     def _mark_foreign(self, args: tuple[Any, ...], result: Any) -> None:
         if any(isinstance(a, np.ndarray) for a in args) and isinstance(result, torch.Tensor):
             self.audit.foreign.add(storage_key(result))
-
-
-def _device_offsets() -> tuple[int, ...]:
-    """How far the generators of CUDA devices have gone."""
-    if not torch.cuda.is_initialized():
-        return ()
-    return tuple(g.get_offset() for g in torch.cuda.default_generators)
-
-
-def _other_modes() -> tuple[bool, bool]:
-    cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-    return cast, torch.is_inference_mode_enabled()

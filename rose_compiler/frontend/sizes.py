@@ -20,6 +20,14 @@ Vary = Literal["none", "rows", "all"]
 NAMES = frozenset(("shape", "size", "numel", "nelement", "__len__"))
 #: What hangs on the number of axes alone.
 AXES = frozenset(("dim", "ndim", "ndimension", "is_same_size"))
+#: What reads a dtype or device, of a tensor.
+TYPED = frozenset(
+    (
+        *("dtype", "device", "layout", "itemsize", "nbytes", "element_size", "get_device"),
+        *("is_floating_point", "is_complex", "is_signed", "is_sparse", "is_quantized"),
+        *("is_cpu", "is_cuda", "is_meta", "is_mps", "is_xpu", "result_type", "can_cast"),
+    )
+)
 _TORCH = os.path.dirname(str(torch.__file__)) + os.sep
 _LIBRARIES = (_TORCH, os.path.dirname(np.__file__) + os.sep)
 
@@ -66,16 +74,16 @@ def sizes_read(
 
 
 class WatchedArray(np.ndarray):
-    """An array that tells when Python code of the user's reads a size of it."""
+    """An array that tells when Python code of the user's reads a size of it, or its dtype."""
 
-    told: Callable[[], object] | None = None
+    told: Callable[[bool], object] | None = None
 
     def __array_finalize__(self, of: Any) -> None:
         self.told = getattr(of, "told", None)
 
-    def _read(self, frame: types.FrameType) -> None:
+    def _read(self, frame: types.FrameType, *, typed: bool = False) -> None:
         if self.told is not None and not frame.f_code.co_filename.startswith(_LIBRARIES):
-            self.told()
+            self.told(typed)
 
     @property  # type: ignore[misc]  # numpy's may be assigned; nobody does here
     def shape(self) -> Any:
@@ -92,13 +100,23 @@ class WatchedArray(np.ndarray):
         self._read(sys._getframe(1))
         return self.view(np.ndarray).ndim
 
+    @property
+    def dtype(self) -> Any:
+        self._read(sys._getframe(1), typed=True)
+        return self.view(np.ndarray).dtype
+
+    def astype(self, *args: Any, **kwargs: Any) -> Any:
+        self._read(sys._getframe(1), typed=True)
+        return super().astype(*args, **kwargs)
+
     def __len__(self) -> int:
         self._read(sys._getframe(1))
         return len(self.view(np.ndarray))
 
 
-def watched(array: Any, told: Callable[[], object]) -> Any:
-    """A copy of an array that calls ``told`` when Python code of the user's reads a size of it."""
+def watched(array: Any, told: Callable[[bool], object]) -> Any:
+    """A copy of an array that calls ``told`` when Python code of the user's reads a size of it, or,
+    with True, its dtype."""
     if type(array) is not np.ndarray:
         return array.copy()
     made = array.copy().view(WatchedArray)
@@ -106,18 +124,30 @@ def watched(array: Any, told: Callable[[], object]) -> Any:
     return made
 
 
-def known_of(value: Any, free: Vary) -> Known | None:
-    """The sizes that a graph is right for, as it was traced with ``value``, if ``free`` ones may be
-    others; ``None`` where there is nothing to be known."""
+def known_of(value: Any, free: Vary, *, read: bool, typed: bool, kinds: bool) -> Known | None:
+    """What a graph is right for, as it was traced with ``value``, if ``free`` sizes may be others;
+    ``None`` where there is nothing to be known.
+
+    ``read``: whether a size was read at all, ``typed``: whether a dtype or device was, ``kinds``:
+    whether the code asks what is None or of which type. How much a tuple holds counts always.
+    """
     if isinstance(value, torch.Tensor | np.ndarray):
         sizes: list[int | None] = list(value.shape)
         if free == "all":
-            return Shape((None,) * len(sizes))
-        if free == "rows" and sizes:
+            sizes = [None] * len(sizes)
+        elif free == "rows" and sizes:
             sizes[0] = None
-        return Shape(tuple(sizes))
+        if not (read or free != "all" or typed or kinds):
+            return None
+        kept = tuple(sizes) if read or free != "all" else None
+        return Shape.of(value, kept, typed=typed)
+    below: list[tuple[Any, Any]] = []
     if isinstance(value, tuple | list) and not isinstance(value, torch.Size):
-        return Items(tuple((k, known_of(v, free)) for k, v in enumerate(value)))
-    if type(value) is dict:
-        return Items(tuple((k, known_of(v, free)) for k, v in value.items()))
-    return None
+        below = list(enumerate(value))
+    elif type(value) is dict:
+        below = list(value.items())
+    else:
+        return None
+    known = ((k, known_of(v, free, read=read, typed=typed, kinds=kinds)) for k, v in below)
+    kind = next(t for t in (tuple, list, dict) if isinstance(value, t))
+    return Items(tuple(known), kind)

@@ -38,7 +38,7 @@ from rose_compiler.frontend.recorder import Recorder
 from rose_compiler.frontend.sizes import Vary, known_of
 from rose_compiler.ir.contexts import entered
 from rose_compiler.ir.facts import Context, Spec
-from rose_compiler.ir.sizes import Items, Known
+from rose_compiler.ir.sizes import Known
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ class Traced:
     ``mentions`` is what the code that ran reads from Python objects. ``sized``: whether other code
     than torch's read a size, which the graph may hold, ``read``: whether any Python code did,
     ``fixed``: whether of an array, which stays a number.
-    ``known`` are the sizes that the graph was proven for, by argument; of those it leaves out any.
+    ``typed``: whether a dtype or device was read, or a conversion dropped; ``kinds``: whether the
+    code asks what is None, or of which type.
+    ``known`` is what the graph was proven for, by argument; of sizes it leaves out any.
     Call ``gm.forward(...)``: calling the module itself costs 2 µs more.
     """
 
@@ -75,6 +77,8 @@ class Traced:
     sized: bool = False
     read: bool = False
     fixed: bool = False
+    typed: bool = False
+    kinds: bool = False
     known: Mapping[int, Known] = field(default_factory=dict)
 
     @property
@@ -139,12 +143,10 @@ def _proven(traced: Traced, example_args: Sequence[Any], free: Vary) -> Traced:
         free = "none"
     elif not traced.read:
         free = "all"
-    made = {k: known_of(example_args[k], free) for k in traced.arguments if isinstance(k, int)}
-    known = {
-        k: one
-        for k, one in made.items()
-        if one is not None and (free != "all" or traced.read or isinstance(one, Items))
-    }
+    asked = {"read": traced.read, "typed": traced.typed, "kinds": traced.kinds}
+    given = (k for k in traced.arguments if isinstance(k, int))
+    made = ((k, known_of(example_args[k], free, **asked)) for k in given)
+    known = {k: one for k, one in made if one is not None}
     return replace(traced, known=known)
 
 
@@ -233,7 +235,8 @@ def _record(
             return Blocker("not-traceable", "it draws from numpy's or Python's generator")
     recorder.graph.output(outputs)
     _drop_dead(recorder)
-    return replace(_finish(recorder, inputs, result, contexts), mentions=host.mentions)
+    made = _finish(recorder, inputs, result, contexts)
+    return replace(made, mentions=host.mentions, kinds=host.kinds)
 
 
 def _output(recorder: Recorder, value: Any) -> Any:
@@ -277,6 +280,7 @@ def _finish(
         sized=recorder.sized,
         read=recorder.read,
         fixed=inputs.fixed,
+        typed=recorder.typed,
         contexts=contexts,
     )
 

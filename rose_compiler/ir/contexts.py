@@ -58,6 +58,12 @@ CONTEXTS: dict[str, Callable[..., AbstractContextManager[Any]]] = {
     UNVERSIONED: Unversioned,
 }
 
+#: Kinds of which two neighbours are as good as one, and which may stand around a loop instead of in
+#: it: entering and leaving them sets a flag and puts it back. Any other kind does more. Leaving the
+#: outermost ``autocast`` forgets the casts of weights that were kept since it was entered, and
+#: weights may be others in the next.
+ALIKE = frozenset(("no_grad", "enable_grad", "inference_mode", "phase", UNVERSIONED))
+
 
 def make(context: Context) -> AbstractContextManager[Any]:
     """The context manager of a context. Pairs among its arguments are keywords.

@@ -25,7 +25,7 @@ from rose_compiler.ir.dump_expr import (
 )
 from rose_compiler.ir.dump_names import Aliases, identifier, name_nodes
 from rose_compiler.ir.dump_ops import print_op
-from rose_compiler.ir.facts import Context
+from rose_compiler.ir.facts import REGION, Context
 from rose_compiler.ir.ops import BRANCH, LOOP, STATE
 from rose_compiler.ir.program import (
     BranchView,
@@ -352,6 +352,8 @@ def _context(context: Context) -> str:
     while args and _is_word(args[-1]) and args[-1][0] not in words:
         name, found = args.pop()
         words = {name: found, **words}
+    if context.region:
+        words[REGION] = context.region
     return f"{context.kind}({arguments(args, words, {})})"
 
 

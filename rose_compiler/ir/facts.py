@@ -13,6 +13,8 @@ import torch.fx as fx
 from rose_compiler.base.errors import SourceLocation
 
 _KEY = "rose"
+#: What the number of a context's region is called in a dump.
+REGION = "region"
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,13 @@ class Origin:
 @dataclass(frozen=True)
 class Context:
     """A thread-local mode an operation runs under: ``no_grad``, ``enable_grad``,
-    ``inference_mode``, ``autocast``. ``args`` are its static arguments."""
+    ``inference_mode``, ``autocast``. ``args`` are its static arguments. ``region`` tells one
+    ``with`` from others of the same mode where leaving it has an effect
+    (:data:`rose_compiler.ir.contexts.ALIKE`); 0 elsewhere."""
 
     kind: str
     args: tuple[Any, ...] = ()
+    region: int = 0
 
     def __str__(self) -> str:
         return self.kind + (f"({', '.join(map(str, self.args))})" if self.args else "")

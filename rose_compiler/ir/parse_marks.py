@@ -9,7 +9,7 @@ from typing import Any
 
 from rose_compiler.base.errors import nearest
 from rose_compiler.ir.contexts import CONTEXTS
-from rose_compiler.ir.facts import Context, LoopFacts, Slot
+from rose_compiler.ir.facts import REGION, Context, LoopFacts, Slot
 from rose_compiler.ir.parse_expr import Expressions, Reader, is_strings
 
 _KINDS = ("lane", "facts", "under", "loop", "index")
@@ -47,7 +47,10 @@ def read_context(expr: ast.expr, reader: Reader) -> Context:
             code="parse-unknown-name",
         )
     args, words = Expressions(reader).arguments(expr)
-    return Context(expr.func.id, (*args, *words.items()))
+    region = words.pop(REGION, 0)
+    if type(region) is not int or region < 0:
+        raise reader.error(expr, "the number of a region is a whole one", found=repr(region))
+    return Context(expr.func.id, (*args, *words.items()), region)
 
 
 @dataclass

@@ -1,9 +1,10 @@
-"""Sizes that a traced graph was proven for: it holds those that Python code read.
+"""Sizes and types that a traced graph was proven for: it holds those that Python code read.
 
 Code that reads a size (``x.shape[0]``, ``len(x)``) leaves a number in its graph, or the arm of a
-branch that the size chose. So a graph says for which sizes of its arguments it stands, and what is
-run for any others: the user's own statements where they can take its place, an error where a pass
-has changed what it computes, or drew its random numbers in one shape.
+branch that the size chose; a conversion that does nothing (``x.float()``) leaves nothing at all. So
+a graph says for which sizes and types of its arguments it stands, and what is run for any others:
+the user's own statements where they can take its place, an error where a pass has changed what it
+computes, or drew its random numbers in one shape.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import torch
 import torch.fx as fx
 
 from rose_compiler.base.errors import fail
@@ -25,16 +28,29 @@ SIZES = "sizes"
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes that a tensor or array must have; None for one that may be any."""
+    """What a tensor, or an ``array``, must be: its sizes, None for one that may be any, and for
+    ``sizes`` that may all be; its dtype and device, where these were read."""
 
-    sizes: tuple[int | None, ...]
+    sizes: tuple[int | None, ...] | None
+    array: bool = False
+    dtype: Any = None
+    device: Any = None
+
+    @classmethod
+    def of(cls, value: Any, sizes: tuple[int | None, ...] | None, *, typed: bool) -> Shape:
+        """What a value was traced as; ``typed``: with its dtype and device."""
+        array = not isinstance(value, torch.Tensor)
+        if not typed:
+            return cls(sizes, array)
+        return cls(sizes, array, value.dtype, None if array else value.device)
 
 
 @dataclass(frozen=True)
 class Items:
-    """What a tuple, list or dict must hold, by index or key, and how much."""
+    """What a tuple, list or dict (``of``) must hold, by index or key, and how much."""
 
     items: tuple[tuple[Any, Shape | Items | None], ...]
+    of: type[tuple[Any, ...]] | type[list[Any]] | type[dict[Any, Any]] = tuple
 
 
 Known = Shape | Items
@@ -53,12 +69,12 @@ class Sizes:
     batched: frozenset[str] = frozenset()
 
     def differ(self, params: tuple[str, ...], args: tuple[Any, ...]) -> bool:
-        """Whether the graph was not proven for arguments of these sizes."""
+        """Whether the graph was not proven for arguments of these sizes or types."""
         given = dict(zip(params, args, strict=False))
         return any(not _fits(given[p], k) for p, k in self.known.items() if p in given)
 
     def text(self, refs: Mapping[str, str]) -> str:
-        """The same question as Python, asked of variables; empty where any sizes will do."""
+        """The same question as Python, asked of variables; empty where any will do."""
         found = (part for p, k in self.known.items() if p in refs for part in _text(refs[p], k))
         return " or ".join(found)
 
@@ -121,7 +137,7 @@ def _joined(value: fx.Node) -> bool:
 def _rows(known: Known | None) -> int | None:
     while isinstance(known, Items):
         known = next((k for _, k in known.items if k is not None), None)
-    return known.sizes[0] if known is not None and known.sizes else None
+    return known.sizes[0] if isinstance(known, Shape) and known.sizes else None
 
 
 def refused(*args: Any) -> Any:
@@ -133,8 +149,8 @@ def refused(*args: Any) -> Any:
     shapes = [tuple(a.shape) for a in args if hasattr(a, "shape")]
     raise fail(
         "sizes-changed",
-        "an operation that was taken apart is handed values of sizes that were not seen before: "
-        + ", ".join(map(str, shapes)),
+        "an operation that was taken apart is handed values of sizes that were not seen before, or "
+        "of other types: " + ", ".join(map(str, shapes)),
     )
 
 
@@ -142,12 +158,21 @@ def _fits(value: Any, known: Known | None) -> bool:
     if known is None:
         return True
     if isinstance(known, Items):
-        if len(value) != len(known.items):
+        if not isinstance(value, known.of) or len(value) != len(known.items):
+            return False
+        if known.of is dict and any(key not in value for key, _ in known.items):
             return False
         return all(_fits(value[key], inner) for key, inner in known.items)
+    if not isinstance(value, np.ndarray if known.array else torch.Tensor):
+        return False
+    if known.dtype is not None and value.dtype != known.dtype:
+        return False
+    if known.device is not None and value.device != known.device:
+        return False
     shape, wanted = value.shape, known.sizes
-    return len(shape) == len(wanted) and all(
-        w is None or s == w for s, w in zip(shape, wanted, strict=True)
+    return wanted is None or (
+        len(shape) == len(wanted)
+        and all(w is None or s == w for s, w in zip(shape, wanted, strict=True))
     )
 
 
@@ -155,9 +180,23 @@ def _text(ref: str, known: Known | None) -> Iterator[str]:
     if known is None:
         return
     if isinstance(known, Items):
+        yield f"not isinstance({ref}, {known.of.__name__})"
         yield f"len({ref}) != {len(known.items)}"
         for key, inner in known.items:
+            if known.of is dict and inner is not None:
+                yield f"{key!r} not in {ref}"
             yield from _text(f"{ref}[{key!r}]", inner)
+        return
+    # numbers and None have neither sizes nor a dtype
+    kind = f'not hasattr({ref}, "shape")' if known.array else f"not isinstance({ref}, torch.Tensor)"
+    yield kind
+    if known.dtype is not None:
+        kept = f"dtype.str != {known.dtype.str!r}" if known.array else f"dtype is not {known.dtype}"
+        yield f"{ref}.{kept}"
+    if known.device is not None:
+        cpu = known.device.type == "cpu"
+        yield f"not {ref}.is_cpu" if cpu else f"{ref}.get_device() != {known.device.index}"
+    if known.sizes is None:
         return
     first, *rest = known.sizes or (0,)
     if None not in known.sizes:
@@ -171,5 +210,5 @@ def _text(ref: str, known: Known | None) -> Iterator[str]:
 def _any_rows(known: Known) -> Known:
     if isinstance(known, Items):
         parts = ((k, None if inner is None else _any_rows(inner)) for k, inner in known.items)
-        return Items(tuple(parts))
-    return Shape((None, *known.sizes[1:])) if known.sizes else known
+        return replace(known, items=tuple(parts))
+    return replace(known, sizes=(None, *known.sizes[1:])) if known.sizes else known

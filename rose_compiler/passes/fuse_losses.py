@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch.fx as fx
 
@@ -17,10 +19,10 @@ from rose_compiler.ir.losses import (
     locate,
     with_backward,
 )
-from rose_compiler.ir.ops import STATE, Op
+from rose_compiler.ir.ops import STATE, Op, Signature
 from rose_compiler.ir.program import Program, is_call, is_item, op_of
 from rose_compiler.ir.rewriter import Rewriter
-from rose_compiler.ir.sizes import SIZES, sizes_of
+from rose_compiler.ir.sizes import SIZES, refused, sizes_of
 from rose_compiler.ir.state_node import state_node
 from rose_compiler.passes.base import PassContext, context_of
 from rose_compiler.passes.hoist_draws import draw_before
@@ -74,7 +76,12 @@ def fuse_loss(program: Program, loss: Loss, found: Found, rewrite: Rewriter) -> 
         rewrite.move(node, after=last)
         for item in filter(is_item, list(node.users)):
             rewrite.item(node, item.args[1])  # type: ignore[arg-type]  # it follows
-    given = [node if item is None else rewrite.item(node, item) for node, item in found.inputs]
+    opened = dict.fromkeys(node for node, item in found.inputs if item is not None)
+    stop = loss.op.attributes[SIZES].stop if SIZES in loss.op.attributes else refused
+    counted = {node: _counted(node, stop, last, rewrite) for node in opened}
+    given = [
+        node if item is None else rewrite.item(counted[node], item) for node, item in found.inputs
+    ]
     states = [state_node(path, rewrite) for path in loss.states]
     drawn = [draw_before(noise, last, rewrite) for noise in loss.noises]
     recorded = [
@@ -103,6 +110,27 @@ def fuse_loss(program: Program, loss: Loss, found: Found, rewrite: Rewriter) -> 
         rewrite.erase(node)
     count = len(found.nodes) + 1
     rewrite.applied(made, f"{count} statements up to its backward are one graph for Inductor")
+    return made
+
+
+def _counted(
+    node: fx.Node, stop: Callable[..., Any], before: fx.Node, rewrite: Rewriter
+) -> fx.Node:
+    """The same tuple, with as many items as it had when the loss was traced, or ``stop``: its graph
+    takes some of them, and would pass over any more."""
+    spec = facts.get(node).spec
+    assert spec is not None
+    count = len(spec.items)
+
+    def all_items(parts: tuple[Any, ...]) -> tuple[Any, ...]:
+        return parts if len(parts) == count else stop(*parts)
+
+    name = rewrite.program.ops.fresh(f"all_of_{node.name.lstrip('_')}")
+    signature = Signature(name, ("parts",), (), (), results=count, may_raise=True)
+    op = Op(signature, all_items, kind="component")
+    made = rewrite.call(op, node, before=before, like=before, name=name, spec=spec)
+    known = facts.get(node)
+    facts.put(made, alias=known.alias, borrowed=known.borrowed)
     return made
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.frontend.trace import Traced, trace
+from rose_compiler.ir.sizes import Shape, Sizes, refused
+from tests.frontend.tracing import traced
 
 X = torch.arange(12.0).reshape(4, 3)
 
@@ -77,3 +80,47 @@ def test_what_fixes_a_size_that_varies_is_not_traced(
     found = trace(fn, [value], lifted={}, **options)
     assert isinstance(found, Blocker)
     assert found.code in ("not-traceable", "host-read")
+
+
+def converted(x: Tensor) -> Tensor:
+    return x.float() * 2
+
+
+def as_another(x: Tensor) -> Tensor:
+    return x.to(torch.zeros(())) * 2
+
+
+def same_array(x: Any) -> Tensor:
+    return torch.as_tensor(x.astype(np.float32, copy=False)) * 2
+
+
+def made_like(x: Tensor) -> Tensor:
+    return x + torch.ones(3, dtype=x.dtype)
+
+
+def or_none(x: Tensor | None) -> Tensor:
+    return torch.ones(3) if x is None else x + 1
+
+
+@pytest.mark.parametrize("fn", [converted, as_another, made_like, same_array])
+def test_a_graph_knows_the_dtype_that_was_read_or_that_a_conversion_left(
+    fn: Callable[..., Any],
+) -> None:
+    value = X.numpy() if fn is same_array else X
+    known = traced(fn, value).known[0]
+    assert isinstance(known, Shape)
+    assert known.sizes is None
+    sizes = Sizes({"x": known}, refused, refused)
+    assert not sizes.differ(("x",), (value,))
+    test = eval("lambda x: " + sizes.text({"x": "x"}), {"torch": torch})
+    assert not test(value)
+    doubles = value.astype(np.float64) if fn is same_array else X.double()
+    for other in (doubles, None, 1.0):
+        assert sizes.differ(("x",), (other,))
+        assert test(other)
+
+
+def test_a_graph_knows_where_none_would_be_something_else_and_pays_nothing_elsewhere() -> None:
+    known = traced(or_none, X).known[0]
+    assert known == Shape(None)
+    assert not traced(lambda x: x * 2, X).known

@@ -1,0 +1,80 @@
+"""Casts of weights last as long as the outermost `autocast` around them, and no longer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rose_compiler
+from rose_compiler.sim import ShardedEnv
+from tests.api.loops import Drift
+
+
+def half(net: Any, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return net(x)
+
+
+@torch.autocast("cpu", dtype=torch.bfloat16)
+def decorated(net: Any, x: Tensor) -> Tensor:
+    return net(x)
+
+
+def written(envs: Any, net: Any, opt: Any, obs: Tensor) -> Any:
+    seen = []
+    for _ in range(3):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            h = net(obs)
+            loss = h.float().pow(2).mean()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            h = net(obs)
+            seen.append(h.detach().float().sum())
+        obs, _, _, _, _ = envs.step(h.detach().float().numpy())
+        obs = torch.as_tensor(obs, dtype=torch.float32)
+    return obs, seen
+
+
+def stepped(net: Any, opt: Any, x: Tensor) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = net(x).float().pow(2).mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+
+
+def inlined(envs: Any, net: Any, opt: Any, obs: Tensor) -> Any:
+    seen = []
+    for _ in range(3):
+        stepped(net, opt, obs)
+        stepped(net, opt, obs)
+        h = half(net, obs)
+        seen.append(h.detach().float().sum())
+        seen.append(decorated(net, obs).detach().float().sum())
+        obs, _, _, _, _ = envs.step(h.detach().float().numpy())
+        obs = torch.as_tensor(obs, dtype=torch.float32)
+    return obs, seen
+
+
+@pytest.mark.parametrize("fn", [written, inlined])
+def test_neighbouring_regions_keep_no_casts_for_each_other(fn: Any) -> None:
+    results = []
+    fast = rose_compiler.compile(fn, numerics="bitwise", tune=False)
+    for run in (fn, fast):
+        torch.manual_seed(0)
+        envs = ShardedEnv.split([Drift] * 4, shards=2, hosts="inline")
+        net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
+        opt = torch.optim.SGD(net.parameters(), lr=0.5)
+        obs, found = torch.as_tensor(envs.reset(seed=0)[0], dtype=torch.float32), []
+        for _ in range(3):
+            obs, told = run(envs, net, opt, obs)
+            found += told
+        results.append(found)
+        envs.close()
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    fast.close()
