@@ -160,6 +160,26 @@ def checkpointed(iterations: int, s: Any) -> Any:
     return obs
 
 
+class Saving(Agent):
+    """Writes itself to files."""
+
+    def save(self, path: str) -> None:
+        torch.save(self.state_dict(), path)
+
+
+def saved_itself(iterations: int, s: Any) -> Any:
+    """Has the agent write itself every other iteration, and writes it whole, behind a rollout and
+    in front of its update."""
+    envs, agent, opt, obs, folder = s.envs, s.agent, s.opt, s.obs, s.folder
+    for it in range(iterations):
+        obs, seen, done, logps, paid = collect(envs, agent, obs)
+        if it % 2 == 0:
+            agent.save(f"{folder}/{it}.pt")
+        torch.save(agent, f"{folder}/whole{it}.pt")
+        learn(agent, opt, seen, done, logps, paid)
+    return obs
+
+
 def checkpointed_now_and_then(iterations: int, s: Any) -> Any:
     """Saves networks and optimizer in front of the update of every other iteration."""
     envs, agent, opt, obs, folder = s.envs, s.agent, s.opt, s.obs, s.folder

@@ -213,6 +213,44 @@ def test_a_checkpoint_of_copies_is_written_while_the_parameters_are_trained(
         assert sum(p.bytes for p in pieces if "as it was" in p.what) == 2 * size
 
 
+def test_what_writes_a_live_object_is_through_before_it_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = iter((tmp_path / "eager", tmp_path / "compiled"))
+    weights: list[torch.Tensor] = []
+    written = torch.serialization._save
+    moved: list[bool] = []
+
+    def waiting(*args: Any, **options: Any) -> Any:
+        before = weights[-1]._version
+        beside = threading.current_thread() is not threading.main_thread()
+        if beside:
+            time.sleep(0.01)  # time enough for an update that does not wait
+        made = written(*args, **options)
+        if beside:
+            moved.append(weights[-1]._version != before)
+        return made
+
+    def make() -> Setup:
+        folder = next(folders)
+        folder.mkdir()
+        setup = Setup(folder=folder)
+        setup.agent.__class__ = aside.Saving
+        weights.append(setup.agent.mean[0].weight)
+        return setup
+
+    monkeypatch.setattr(torch.serialization, "_save", waiting)
+    with both(aside.saved_itself, make, Decision(overlap=True, copies=True)) as (found, _):
+        assert "'thread:" in found.explain(), "it is written beside the next rollout"
+        names = sorted(path.name for path in (tmp_path / "eager").iterdir())
+        assert len(names) == ITERATIONS + (ITERATIONS + 1) // 2
+        for name in names:
+            one, other = ((tmp_path / of / name).read_bytes() for of in ("eager", "compiled"))
+            assert one == other
+    assert moved
+    assert not any(moved)
+
+
 def test_lines_are_printed_in_order_beside_the_training() -> None:
     with both(aside.logged, lambda: Setup(Training)) as (made, _):
         assert "on lane 'thread:" in made.explain(), made.source
