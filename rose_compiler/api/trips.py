@@ -48,6 +48,7 @@ class Trips(interp.Interpreter):
         unit = self.unit(node)
         if unit is None:
             return super()._loop(node, env)
+        self.held.at(facts.get(node).context)
         view = LoopView(node)
         bounds = self._bound(node, self._read(env, view.bounds))
         carried = tuple(self._read(env, view.carried_init))

@@ -19,10 +19,11 @@ from rose_compiler.codegen.nests import Statements
 from rose_compiler.codegen.rename import CannotMerge
 from rose_compiler.codegen.schedule import Action, Body, Schedule, acts, is_pick
 from rose_compiler.codegen.states import States
-from rose_compiler.codegen.suites import Modes, common_modes
+from rose_compiler.codegen.suites import Modes, action_modes, common_modes
 from rose_compiler.codegen.ticks import Ticks
 from rose_compiler.ir import facts
 from rose_compiler.ir.block import make_block_function
+from rose_compiler.ir.contexts import region_of
 from rose_compiler.ir.ops import BRANCH, LOOP
 from rose_compiler.ir.program import BranchView, LoopView, is_call, is_exit, op_of
 
@@ -61,16 +62,22 @@ class Merger:
         """The actions of a body, in order, runs of them merged."""
         run: list[Action] = []
         home: Home | None = None
+        region: int | None = None
         for action in body.actions:
             found = self._home(action.node)
-            if found == () or (home is not None and found is not None and found != home):
+            modes = action_modes(action.node)
+            # a function that begins or ends within a region of autocast would cut it in two
+            here = region if modes is None else region_of(modes)
+            apart = region is not None and here != region
+            if found == () or apart or (home is not None and found is not None and found != home):
                 yield from self._flush(run, home)
-                run, home = [], None
+                run, home, region = [], None, None
             if found == ():
                 yield action
                 continue
             run.append(action)
             home = home or found  # type: ignore[assignment]
+            region = here
         yield from self._flush(run, home)
 
     def _home(self, node: fx.Node) -> Home | tuple[()] | None:

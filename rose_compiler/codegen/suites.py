@@ -13,16 +13,16 @@ import torch.fx as fx
 from rose_compiler.codegen.expressions import Printer
 from rose_compiler.codegen.schedule import Action
 from rose_compiler.ir import facts
+from rose_compiler.ir.casts import indifferent
 from rose_compiler.ir.contexts import ALIKE, UNVERSIONED
 from rose_compiler.ir.facts import Context
-from rose_compiler.ir.ops import APPEND, BRANCH, LOOP, MERGE, NEW_LIST, PIECE, SHARD, STATE
-from rose_compiler.ir.program import BranchView, LoopView, is_call, is_exit, is_item
+from rose_compiler.ir.ops import BRANCH, LOOP
+from rose_compiler.ir.program import BranchView, LoopView, is_call
 
 if TYPE_CHECKING:
     from rose_compiler.codegen.emitter import Emitter
 
 Modes = tuple[Context, ...]
-_INDIFFERENT = (STATE, SHARD, NEW_LIST, APPEND, PIECE, MERGE)
 
 
 def modes_of(node: fx.Node) -> Modes:
@@ -37,7 +37,7 @@ def context_of(action: Action) -> Modes | None:
 
 def action_modes(node: fx.Node) -> Modes | None:
     """The modes that a node runs under; None where that makes no difference."""
-    if _indifferent(node):
+    if indifferent(node):
         return None
     if is_call(node, LOOP):
         return loop_modes(node)
@@ -76,7 +76,7 @@ def loop_modes(node: fx.Node) -> Modes:
 def _inside(graph: fx.Graph) -> list[Modes]:
     found: list[Modes] = []
     for node in graph.nodes:
-        if node.op not in ("call_function", "call_method") or _indifferent(node):
+        if node.op not in ("call_function", "call_method") or indifferent(node):
             continue
         if is_call(node, LOOP):
             found.append(loop_modes(node))
@@ -86,18 +86,6 @@ def _inside(graph: fx.Graph) -> list[Modes]:
         else:
             found.append(modes_of(node))
     return found
-
-
-def _indifferent(node: fx.Node) -> bool:
-    """Whether a node does the same under all modes."""
-    if is_exit(node) or is_item(node) or node.target in _INDIFFERENT:
-        return True
-    return getattr(node.target, "__module__", "") == "_operator" and _on_numbers(node)
-
-
-def _on_numbers(node: fx.Node) -> bool:
-    specs = [facts.get(n).spec for n in node.all_input_nodes]
-    return all(s is None or s.kind == "scalar" for s in specs)
 
 
 def _common(all_modes: list[Modes]) -> Modes:

@@ -16,6 +16,7 @@ import torch.fx as fx
 from rose_compiler.base.remarks import Remark, RemarkLog
 from rose_compiler.frontend.record import Record
 from rose_compiler.ir import bodies, facts, interp
+from rose_compiler.ir.contexts import region_of
 from rose_compiler.ir.ops import BRANCH, LOOP, Op, Signature
 from rose_compiler.ir.program import (
     BranchView,
@@ -66,7 +67,9 @@ def hold_back(
             attributes={"maybe_unbound": params},
         )
         rewriter.retarget(node, op, *given)
-        facts.put(node, context=(), loop=None)
+        # what runs it enters all modes by itself, but none of them ends a region around it
+        within = facts.get(at).context if region_of(facts.get(at).context) else ()
+        facts.put(node, context=within, loop=None)
         where = facts.get(node).origin.where
         why = "a part that has never run may touch everything until it does; it is watched then"
         log.add(Remark("missed", PASS, () if where is None else (where,), "never-run", why))

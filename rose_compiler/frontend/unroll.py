@@ -17,6 +17,8 @@ import torch.fx as fx
 from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.frontend.record import Record
 from rose_compiler.ir import bodies, facts
+from rose_compiler.ir.casts import anew
+from rose_compiler.ir.contexts import region_of
 from rose_compiler.ir.deps import title
 from rose_compiler.ir.ops import BRANCH, LOOP
 from rose_compiler.ir.program import (
@@ -164,13 +166,18 @@ def _trips(loop: LoopView, record: Record) -> int | None:
 def _write_out(loop: LoopView, rewriter: Rewriter, record: Record, *, apart: bool) -> None:
     handed: list[Value] = list(loop.carried_init)
     outer = dict(zip(loop.captured_params, loop.captured, strict=True))
+    around = facts.get(loop.node).context
     for number in range(*loop.bounds):
         known: dict[fx.Node, Any] = {loop.index: number, **outer}
         known.update(zip(loop.carried, handed, strict=True))
+        regions: dict[int, int] = {}
         for node in list(loop.graph.nodes):
             if node.op == "call_function":
                 known[node] = rewriter.clone(node, known, before=loop.node)
                 _seen_alike(record, node, known[node])
+                if region_of(modes := facts.get(node).context):
+                    modes = anew(modes, around, regions, rewriter.program)
+                    rewriter.set_facts(known[node], context=modes)
                 if apart and is_call(node) and op_of(node).kind == "block":
                     _named_anew(known[node], rewriter)
         handed = [known.get(v, v) if isinstance(v, fx.Node) else v for v in loop.carried_next]

@@ -76,6 +76,36 @@ def make(context: Context) -> AbstractContextManager[Any]:
     return CONTEXTS[context.kind](*args, **words)
 
 
+def region_of(contexts: tuple[Context, ...]) -> int:
+    """The number of the outermost ``autocast`` among these modes; 0 for none."""
+    return next((c.region for c in contexts if c.region), 0)
+
+
+class Held:
+    """The region of ``autocast`` that a thread is in, while it enters modes for each operation
+    anew: casts of weights are kept until the region is left, as by one ``with`` around it all."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def at(self, contexts: tuple[Context, ...]) -> None:
+        """Go on under these modes: leave the region unless they are in it, and be in theirs."""
+        number = region_of(contexts)
+        if number == self.number:
+            return
+        self.leave()
+        if number:
+            torch.autocast_increment_nesting()
+            self.number = number
+
+    def leave(self) -> None:
+        """Leave the region, if there is one; the outermost one's casts are forgotten."""
+        if self.number:
+            self.number = 0
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+
+
 @contextmanager
 def entered(contexts: tuple[Context, ...]) -> Iterator[None]:
     """Enter the contexts, outermost first."""

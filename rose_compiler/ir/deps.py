@@ -18,6 +18,7 @@ import torch.fx as fx
 from rose_compiler.base.errors import SourceLocation
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import facts, program
+from rose_compiler.ir.casts import CASTS, Casts
 from rose_compiler.ir.edges import Edge as Edge
 from rose_compiler.ir.edges import Finder, takes_part
 from rose_compiler.ir.effects import EVERYTHING, Effect
@@ -49,6 +50,7 @@ class Dependences:
         self.program = of
         self.scope = Summary(of)
         self.recorded = Recorded(self.scope)
+        self.casts = Casts(self.scope)
         self._edges: dict[fx.Graph, tuple[Edge, ...]] = {}
         self._by_source: dict[fx.Graph, dict[fx.Node, list[Edge]]] = {}
 
@@ -61,7 +63,7 @@ class Dependences:
     def edges(self, graph: fx.Graph) -> tuple[Edge, ...]:
         """All dependences between nodes of one body, those between trips of its loop included."""
         if graph not in self._edges:
-            self._edges[graph] = tuple(Finder(self.scope, self.recorded, graph).run())
+            self._edges[graph] = tuple(Finder(self.scope, self.recorded, self.casts, graph).run())
         return self._edges[graph]
 
     def between(self, a: fx.Node, b: fx.Node, distance: int = 0) -> tuple[Edge, ...]:
@@ -182,6 +184,9 @@ def place(node: fx.Node) -> SourceLocation | None:
     return facts.get(node).origin.where
 
 
+#: Why nothing comes between the operations of a region of autocast, in words.
+TOGETHER = "lies in a region of autocast that keeps casts of weights, and stays as it is"
+
 #: Names that capture gives to statements.
 _NUMBERED = re.compile(r"blk(_\d+)?")
 
@@ -244,6 +249,9 @@ def _explain(deps: Dependences, edge: Edge, distance: int) -> tuple[str, str, st
         return "early-exit", f"whether {dst} runs hangs on {src}{later}", None
     if edge.kind == "record":
         return "grad-graph", recorded_order(edge) + later, None
+    if state == CASTS:
+        held = src if deps.casts.keeps(edge.src) else dst
+        return "mode-change", f"{held} {TOGETHER}", None
     unknown = [n for n in (edge.src, edge.dst) if _unknown(deps, n)]
     does = {"flow": "reads", "anti": "writes", "output": "writes"}[edge.kind]
     did = "reads" if edge.kind == "anti" else "writes"

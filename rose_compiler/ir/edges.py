@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import torch.fx as fx
 
 from rose_compiler.ir import program, sym
+from rose_compiler.ir.casts import CASTS, Casts, indifferent
 from rose_compiler.ir.effects import EVERYTHING, Effect, related
 from rose_compiler.ir.ops import BRANCH, BREAK_IF, SHARD, STATE
 from rose_compiler.ir.program import LoopView, is_call
@@ -50,9 +51,10 @@ def takes_part(node: fx.Node) -> bool:
 class Finder:
     """Finds the edges of one body; :meth:`run` once."""
 
-    def __init__(self, scope: Summary, recorded: Recorded, graph: fx.Graph) -> None:
+    def __init__(self, scope: Summary, recorded: Recorded, casts: Casts, graph: fx.Graph) -> None:
         self.scope = scope
         self.recorded = recorded
+        self.casts = casts
         self.graph = graph
         self.is_loop = graph in scope.iteration
         self.iteration = scope.iteration.get(graph, Iteration())
@@ -75,6 +77,7 @@ class Finder:
         self._values()
         self._effects()
         self._control()
+        self._casts()
         for first, second, tensor, trips in self.recorded.orders(self.graph, self.nodes):
             self._add(first, second, "record", tensor, None if trips else 0, trips)
         for key in dict.fromkeys([*self.exact, *self.any_from]):
@@ -205,6 +208,25 @@ class Finder:
             self._add(a, b, _kind(ea, eb), state, apart)
         elif apart < 0:
             self._add(b, a, _kind(eb, ea), state, -apart)
+
+    # -- regions of autocast
+
+    def _casts(self) -> None:
+        """Nothing passes an operation whose region of autocast stays together, and so nothing gets
+        between two of them."""
+        held = {n for n in self.nodes if self.casts.keeps(n)}
+        if not held:
+            return
+        nodes = [n for n in self.nodes if n in held or not indifferent(n)]
+        every = None if self.is_loop else 0
+        for at, a in enumerate(nodes):
+            for b in nodes[at:]:
+                if a not in held and b not in held:
+                    continue
+                if a is not b:
+                    self._add(a, b, "output", CASTS, every)
+                if self.is_loop:
+                    self._add(b, a, "output", CASTS, None, 1)
 
     # -- control
 

@@ -14,7 +14,8 @@ import torch.fx as fx
 
 from rose_compiler.base.apart import Apart
 from rose_compiler.ir import facts
-from rose_compiler.ir.contexts import entered
+from rose_compiler.ir.casts import indifferent
+from rose_compiler.ir.contexts import Held, entered
 from rose_compiler.ir.ops import BRANCH, BREAK_IF, CONTINUE_IF, LOOP, SHARD, STATE, UNBOUND, Op
 from rose_compiler.ir.program import (
     BranchView,
@@ -99,12 +100,16 @@ class Interpreter:
 
     def __init__(self, hooks: Hooks) -> None:
         self.hooks = hooks
+        self.held = Held()
         self._told: BaseException | None = None
         self._last_uses: dict[fx.Graph, dict[fx.Node, list[fx.Node]]] = {}
 
     def root(self, program: Program, inputs: Sequence[Any]) -> Any:
         """Run the root graph on its values and states."""
-        outcome = self.graph(program.graph, inputs)
+        try:
+            outcome = self.graph(program.graph, inputs)
+        finally:
+            self.held.leave()
         assert outcome.how == "end", "an exit outside a loop"
         if isinstance(outcome.values, tuple):
             return outcome.values  # what may be unbound in a tuple was read in front of it
@@ -163,6 +168,8 @@ class Interpreter:
         args = self._read(env, node.args)
         kwargs = self._bound(node, self._read(env, node.kwargs))
         self._bound(node, _checked(node, args))
+        if not indifferent(node):
+            self.held.at(facts.get(node).context)
         with entered(facts.get(node).context):
             if not isinstance(node.target, Op):
                 return call_plain(node, args, kwargs)
@@ -189,10 +196,12 @@ class Interpreter:
         carried = self._read(env, view.carried_init)
         captured = self._read(env, view.captured)
         context = facts.get(node).context
+        self.held.at(context)
         with entered(context):
             items = iter(items_of(bounds))
         number = 0
         while True:
+            self.held.at(context)  # a region inside of the loop ends with its trip
             try:
                 with entered(context):
                     index = next(items)
@@ -215,6 +224,7 @@ class Interpreter:
 
     def _branch(self, node: fx.Node, env: Environment) -> Outcome:
         view = BranchView(node)
+        self.held.at(facts.get(node).context)
         with entered(facts.get(node).context):
             taken = self._truth(node, self._read(env, view.pred))
         arm = view.then if taken else view.orelse
@@ -277,7 +287,11 @@ def run_node(node: fx.Node, values: Mapping[fx.Node, Any], hooks: Hooks) -> tupl
     """
     env = dict(values)
     interpreter = Interpreter(hooks)
-    if interpreter._node(node, env) is not None:
+    try:
+        outcome = interpreter._node(node, env)
+    finally:
+        interpreter.held.leave()
+    if outcome is not None:
         raise ValueError(f"{node} leaves the loop around it")
     return tuple(env[node])
 

@@ -10,7 +10,7 @@ import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import facts
-from rose_compiler.ir.deps import Dependences, title
+from rose_compiler.ir.deps import TOGETHER, Dependences, title
 from rose_compiler.ir.draws import Noise
 from rose_compiler.ir.effects import Effect, conflicts
 from rose_compiler.ir.ops import BRANCH, LOOP, STATE, Op
@@ -124,6 +124,8 @@ def waiting(
             continue
         if is_exit(node):
             return Blocker("early-exit", f"{title(node)} may leave before the backward")
+        if deps.casts.keeps(node):
+            return Blocker("mode-change", f"{title(node)} stands between and {TOGETHER}")
         makers = {_maker(a) for a in node.all_input_nodes}
         if makers & members or makers.intersection(behind):
             if is_call(node, LOOP) or is_call(node, BRANCH) or has_graph(facts.get(node).spec):

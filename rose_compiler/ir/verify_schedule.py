@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import torch.fx as fx
 
 from rose_compiler.ir import bodies, facts, program
+from rose_compiler.ir.casts import under_autocast
 from rose_compiler.ir.edges import Edge, takes_part
 from rose_compiler.ir.ops import BRANCH, LOOP, SHARD
 from rose_compiler.ir.program import is_call, is_item
@@ -77,6 +78,8 @@ def _lanes(subject: Subject) -> Iterator[Fault]:
             elif records(node) and (other := _torn(subject, node, slot.lane)) is not None:
                 what = f"{node} records gradients on a lane, and {other} with it somewhere else"
                 yield Fault(what, node, "one lane for both", slot.lane)
+            elif _shares_casts(subject, node, match["kind"]):
+                yield Fault(f"{node} runs under autocast", node, "no lane", slot.lane)
             elif match["kind"] == "thread" and (is_call(node, LOOP) or is_call(node, BRANCH)):
                 yield from _aside(node, slot.lane)
             elif program.is_structure(node) or _free(node):
@@ -86,6 +89,15 @@ def _lanes(subject: Subject) -> Iterator[Fault]:
                 yield Fault(what, node, "no lane, or another kind", slot.lane)
             elif match["kind"] == "shard":
                 yield from _shard_lane(subject, node, match["name"])
+
+
+def _shares_casts(subject: Subject, node: fx.Node, kind: str) -> bool:
+    """Whether an operation needs the casts of weights that the coordinator's region of autocast
+    keeps, or would leave some to it."""
+    if kind == "thread":
+        simulates = is_call(node) and program.op_of(node).kind in ("step", "reset")
+        return under_autocast(node) and not simulates
+    return kind == "stream" and subject.deps.casts.keeps(node)
 
 
 def _torn(subject: Subject, node: fx.Node, lane: str) -> fx.Node | None:

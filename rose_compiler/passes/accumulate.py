@@ -32,6 +32,7 @@ from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.ir.scope import root_of
 from rose_compiler.passes.base import Pass, context_of, raising
 from rose_compiler.passes.fusion import Fused, Site, fuse, same_trips
+from rose_compiler.passes.lanes import why_casts
 from rose_compiler.passes.late import write_slots
 from rose_compiler.passes.modulo import Modulo
 from rose_compiler.passes.overlap import below, beside_of, drains, kinds, why_not
@@ -252,4 +253,4 @@ def _shape(site: Site, deps: Dependences) -> Blocker | None:
             f"{collect.label} records gradients, and would on another thread",
             "`with torch.no_grad():` around what acts",
         )
-    return None
+    return why_casts(site.collect)

@@ -11,6 +11,7 @@ import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import facts
+from rose_compiler.ir.casts import under_autocast
 from rose_compiler.ir.deps import Dependences, place, title
 from rose_compiler.ir.effects import EVERYTHING, GLOBAL_STATES, HOST
 from rose_compiler.ir.facts import Spec
@@ -114,6 +115,8 @@ def why_not_on_a_thread(node: fx.Node, deps: Dependences) -> Blocker | None:
             "another order",
             "`with torch.no_grad():` around it, if no gradient is wanted",
         )
+    if blocker := why_casts(node):
+        return blocker
     given = [facts.get(n).spec for n in node.all_input_nodes if not is_state(n)]
     if any(map(_on_device, (facts.get(node).spec, *given))):
         return blocked("no-lane", "runs on a device, which takes its work from one stream")
@@ -139,6 +142,18 @@ def why_not_on_a_thread(node: fx.Node, deps: Dependences) -> Blocker | None:
     if any(map(_opaque, given)):
         return blocked("opaque-call", "is handed an object that may be bound to a thread")
     return None
+
+
+def why_casts(node: fx.Node) -> Blocker | None:
+    """Why an operation, or a whole loop or branch, stays on the coordinator for the casts that
+    ``autocast`` keeps, if it runs under one."""
+    if not under_autocast(node):
+        return None
+    return Blocker(
+        "mode-change",
+        f"{title(node)} runs under autocast, whose casts of weights all threads share",
+        where=(at,) if (at := place(node)) else (),
+    )
 
 
 def _plain(state: str, deps: Dependences) -> bool:

@@ -36,6 +36,7 @@ from rose_compiler.ir.recorded import records
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes.base import Pass, PassContext, context_of, is_work
 from rose_compiler.passes.hosts import in_order
+from rose_compiler.passes.lanes import why_casts
 from rose_compiler.passes.late import write_slots
 from rose_compiler.passes.modulo import Modulo
 from rose_compiler.passes.place import TRAINING
@@ -249,6 +250,8 @@ def why_not(node: fx.Node, deps: Dependences, *, whole: bool = False) -> Blocker
             "declare its reads and writes with `rose_compiler.component` or `declare`",
             where=where,
         )
+    if blocker := why_casts(node):
+        return blocker
     inside = list(below(node))
     if blocker := why_bound([n for n in (node, *inside) if is_work(n)], deps):
         return blocker

@@ -14,7 +14,7 @@ import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import facts
-from rose_compiler.ir.deps import Dependences, Edge, place, title
+from rose_compiler.ir.deps import TOGETHER, Dependences, Edge, place, title
 from rose_compiler.ir.effects import EVERYTHING, HOST
 from rose_compiler.ir.facts import Spec
 from rose_compiler.ir.ops import BRANCH, LOADS, LOOP, STORES
@@ -107,6 +107,8 @@ def why_not(node: fx.Node, deps: Dependences, device: str) -> Blocker | None:
             "records gradients, and backward would go on along the streams of its graph",
             "`with torch.no_grad():` around it, if no gradient is wanted",
         )
+    if deps.casts.keeps(node):
+        return blocked("mode-change", TOGETHER)
     if op.kind not in _RUNS or kinds(node) & _STAYS:
         return blocked("opaque-call", "steps, trains or reaches outside of the process")
     if {LOADS, STORES} & set(op.attributes):

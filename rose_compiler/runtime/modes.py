@@ -12,13 +12,13 @@ from torch.overrides import TorchFunctionMode
 
 
 class Modes(NamedTuple):
-    """The modes of a thread. ``autocast`` has (device type, dtype, weight cache) where it is on;
+    """The modes of a thread. ``autocast`` has (device type, dtype) where it is on;
     ``threads`` is how many threads its operations may use."""
 
     threads: int
     grad: bool
     inference: bool
-    autocast: tuple[tuple[str, torch.dtype, bool], ...]
+    autocast: tuple[tuple[str, torch.dtype], ...]
 
 
 _ACCELERATOR = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -27,11 +27,10 @@ _DEVICES = ("cpu",) if _ACCELERATOR is None else ("cpu", _ACCELERATOR.type)
 
 def current() -> Modes:
     """The modes of this thread, now."""
-    autocast: tuple[tuple[str, torch.dtype, bool], ...] = ()
+    autocast: tuple[tuple[str, torch.dtype], ...] = ()
     for device in _DEVICES:
         if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-            autocast += ((device, dtype, torch.is_autocast_cache_enabled()),)
+            autocast += ((device, torch.get_autocast_dtype(device)),)
     return Modes(
         torch.get_num_threads(),
         torch.is_grad_enabled(),
@@ -47,8 +46,13 @@ def entered(modes: Modes) -> Iterator[None]:
         if modes.inference != torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(modes.inference))
         stack.enter_context(torch.set_grad_enabled(modes.grad))
-        for device, dtype, cache in modes.autocast:
-            stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=cache))
+        if modes.autocast:
+            # casts of weights are kept for the whole process: this thread neither uses those of
+            # the submitter's region nor forgets them when it leaves its own
+            torch.autocast_increment_nesting()
+            stack.callback(torch.autocast_decrement_nesting)
+        for device, dtype in modes.autocast:
+            stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
         yield
 
 

@@ -128,6 +128,7 @@ class _Body:
         return tuple(last[p] for p in self.view.carried)
 
     def _enter(self, index: Any) -> None:
+        self.of.held.at(facts.get(self.view.node).context)
         trip = _Trip(self, len(self.trips))
         trip[self.view.index] = index
         trip.update(zip(self.view.captured_params, self.captured, strict=True))

@@ -61,20 +61,121 @@ def inlined(envs: Any, net: Any, opt: Any, obs: Tensor) -> Any:
     return obs, seen
 
 
+def moved(envs: Any, h: Tensor) -> Tensor:
+    obs, _, _, _, _ = envs.step(h.detach().float().numpy())
+    return torch.as_tensor(obs, dtype=torch.float32)
+
+
+def twice(envs: Any, net: Any, opt: Any, obs: Tensor) -> Any:
+    seen = []
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            a = net(obs)
+            b = net(obs * 0.37)
+            loss = a.float().pow(2).mean() + b.float().abs().mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        seen.append(loss.detach())
+        obs = moved(envs, a)
+    return obs, seen
+
+
+def stale(envs: Any, net: Any, opt: Any, obs: Tensor) -> Any:
+    seen = []
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            a = net(obs)
+            loss = a.float().pow(2).mean()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            b = net(obs)
+        seen.append(b.detach().float().sum())
+        obs = moved(envs, b)
+    return obs, seen
+
+
+def around(envs: Any, net: Any, opt: Any, obs: Tensor) -> Any:
+    seen = []
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for k in range(3):
+                loss = (net(obs).float() - 0.1 * k).pow(2).mean()
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+                seen.append(loss.detach())
+            h = net(obs)
+        obs = moved(envs, h)
+    return obs, seen
+
+
+def short(envs: Any, net: Any, opt: Any, obs: Tensor) -> Any:
+    seen = []
+    for _ in range(2):
+        loss = torch.zeros(())
+        for k in range(3):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = loss + net(obs * (k + 1)).float().pow(2).mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        seen.append(loss.detach())
+        obs = moved(envs, half(net, obs))
+    return obs, seen
+
+
+def one_more(net: Any, x: Tensor) -> Tensor:
+    return net(x)
+
+
+UNKNOWN = [one_more]
+
+
+def late(envs: Any, net: Any, opt: Any, obs: Tensor) -> Any:
+    seen = []
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            a = net(obs)
+            loss = a.float().pow(2).mean()
+            if net.updates > 2:
+                for _ in range(2):
+                    b = UNKNOWN[0](net, obs * 0.37)
+                    loss = loss + b.float().abs().mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        net.updates += 1
+        seen.append(loss.detach())
+        obs = moved(envs, a)
+    return obs, seen
+
+
 @pytest.mark.parametrize("fn", [written, inlined])
 def test_neighbouring_regions_keep_no_casts_for_each_other(fn: Any) -> None:
+    trains_the_same(fn)
+
+
+@pytest.mark.parametrize("fn", [twice, stale, around, short, late])
+def test_a_region_keeps_its_casts_from_the_first_call_on(fn: Any) -> None:
+    trains_the_same(fn)
+
+
+def trains_the_same(fn: Any) -> None:
     results = []
     fast = rose_compiler.compile(fn, numerics="bitwise", tune=False)
     for run in (fn, fast):
         torch.manual_seed(0)
         envs = ShardedEnv.split([Drift] * 4, shards=2, hosts="inline")
-        net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
+        net: Any = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
+        net.updates = 0
         opt = torch.optim.SGD(net.parameters(), lr=0.5)
         obs, found = torch.as_tensor(envs.reset(seed=0)[0], dtype=torch.float32), []
         for _ in range(3):
             obs, told = run(envs, net, opt, obs)
-            found += told
-        results.append(found)
+            found += [*told, obs]
+        results.append([*found, *(p.detach() for p in net.parameters())])
         envs.close()
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     fast.close()

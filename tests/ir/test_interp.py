@@ -189,6 +189,43 @@ def p(x):
     assert (y.dtype, z.dtype) == (torch.bfloat16, torch.float32)
 
 
+def test_a_region_keeps_casts_of_weights_until_it_is_left() -> None:
+    text = """
+@op(reads=["w"], writes=[], results=0)
+def look(w): ...
+@op(reads=["w"], writes=["w"], results=0)
+def change(w): ...
+def p(n, *, w):
+    for t in trips(0, n, 1):
+        with autocast("cpu", dtype=torch.bfloat16, region=1):
+            look(w)
+            change(w)
+            look(w)
+        yield ()
+    with autocast("cpu", dtype=torch.bfloat16, region=2):
+        look(w)
+    return n
+"""
+    seen: list[float] = []
+
+    def look(w: torch.Tensor) -> None:
+        seen.append(torch.mm(w, torch.ones(1, 1)).item())
+
+    def change(w: torch.Tensor) -> None:
+        with torch.no_grad():
+            w.add_(1)
+
+    weight = torch.nn.Parameter(torch.ones(1, 1))
+    interp.run(parse(text, {"look": look, "change": change}), (2,), {"w": weight})
+    assert seen == [1, 1, 2, 2, 3]
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # and nothing is kept behind it
+        look(weight)
+    change(weight)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        look(weight)
+    assert seen[-2:] == [3, 4]
+
+
 def test_the_iterator_runs_under_the_context_of_its_loop() -> None:
     seen: list[bool] = []
 

@@ -127,3 +127,12 @@ def test_it_stays_where_it_is(name: str) -> None:
     }
     told = [r.code for r in history.remarks.missed()]
     assert [code for code in codes if code not in told] == []
+
+
+def test_an_update_under_autocast_stays_on_the_thread_whose_casts_it_shares() -> None:
+    old = "    wrong = rnd_loss(rnd, x, goal)\n"
+    new = '    with autocast("cpu", region=1):\n        wrong = rnd_loss(rnd, x, goal)\n'
+    program = parse(TEXT.replace(old, new))
+    history = PassManager([Overlap()], verify=2).run(program, CONTEXT)
+    assert not {"rnd_loss", "rnd_back"} & {n for n, lane in lanes(program).items() if lane}
+    assert "mode-change" in [r.code for r in history.remarks.missed()]

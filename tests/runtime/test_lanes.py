@@ -136,6 +136,21 @@ def test_modes_of_the_submitter_hold_on_the_worker() -> None:
     lane.close()
 
 
+def test_a_worker_leaves_the_casts_of_its_submitter_alone() -> None:
+    lane = ThreadLane("a")
+    x, weight = torch.ones(2, 2), torch.nn.Parameter(torch.ones(2, 2))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        first = torch.mm(x, weight)
+        with torch.no_grad():
+            weight.add_(1)
+        other = lane.submit(0, torch.mm, x, weight).wait()  # it casts what there is now
+        again = torch.mm(x, weight)  # as eager does: until the region is left
+    assert torch.equal(first, again)
+    assert torch.equal(other, 2 * first)
+    assert torch.equal(lane.submit(0, torch.mm, x, weight).wait(), 2 * first.float())
+    lane.close()
+
+
 def test_a_graph_made_under_one_lane_trains_on_the_coordinator() -> None:
     lane = ThreadLane("a")
     w = torch.ones(3, requires_grad=True)
