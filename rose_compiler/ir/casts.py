@@ -3,8 +3,8 @@
 Within one ``with torch.autocast(...)`` torch casts a weight once, keeps the cast until the
 outermost region is left, and hands it to all that use the weight. So two forwards share the cast
 and what is recorded of it, and their gradients for the weight are added up in the lower precision;
-a forward behind a step of the optimizer sees the weights as they were. Torch has one such store for all
-threads, and whichever thread leaves its own outermost region empties it.
+a forward behind a step of the optimizer sees the weights as they were. Torch has one such store
+for all threads, and whichever thread leaves its own outermost region empties it.
 
 Where that may show, the operations of a region stay together, in order, on the coordinator. Where
 nothing in a region records gradients or changes what it casts, each cast is the same however often
