@@ -26,17 +26,20 @@ lint: $(STAMP)
 ALONE := $(addprefix tests/,testing ir passes frontend loops codegen tune base cli kernels bench)
 
 # OpenMP's threads sleep at barriers: with other processes on the cores, spinning there took more
-# time than the tests. Types are checked meanwhile; what that says comes last.
+# time than the tests. Types are checked meanwhile; what that says comes last. What runs behind `&`
+# does not hear Ctrl-C: the shell ends it.
 test: export OMP_WAIT_POLICY := passive
 test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@failed=0; logs=$$(mktemp -d); trap 'rm -rf "$$logs"' EXIT; \
+	@failed=0; types=; alone=; logs=$$(mktemp -d); \
+	trap '[ -z "$$types$$alone" ] || kill $$types $$alone 2>/dev/null; rm -rf "$$logs"' EXIT; \
+	trap 'cat "$$logs"/alone 2>/dev/null; exit 130' INT TERM; \
 	$(BIN)/mypy > $$logs/types 2>&1 & types=$$!; \
 	$(BIN)/python -m pytest -q $(ALONE) > $$logs/alone 2>&1 & alone=$$!; \
 	$(BIN)/python -m pytest -q $(ALONE:%=--ignore=%) || failed=$$?; \
-	wait $$alone || failed=$$?; cat $$logs/alone; \
-	wait $$types || failed=$$?; echo "$(BIN)/mypy"; cat $$logs/types; \
+	wait $$alone || failed=$$?; alone=; cat $$logs/alone; \
+	wait $$types || failed=$$?; types=; echo "$(BIN)/mypy"; cat $$logs/types; \
 	exit $$failed
 
 demo: $(STAMP)
