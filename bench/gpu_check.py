@@ -111,7 +111,7 @@ CHECKS: dict[str, Check] = {
     "device times of lanes in the profile": Check(15, gpu_lanes.device_times),
     "fused losses and graphs are replayed as CUDA graphs": Check(30, gpu_graphs.fused),
     "quotas of SMs for streams are measured and decided on": Check(
-        20, partial(gpu_lanes.quotas, 12.0)
+        25, partial(gpu_lanes.quotas, 20.0)
     ),
     **{
         f"workload: {name}": Check(45, partial(workload, name, "cuda", size, WORKLOAD_S))
