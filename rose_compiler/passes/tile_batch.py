@@ -147,9 +147,13 @@ def _coupled(found: Recurrence, deps: Dependences) -> Blocker | None:
         for effect in deps.effects(node):
             if effect.write:
                 drawn = effect.state.startswith("rng:")
+                apart = None  # what is stored may come with an action: `action, values[t] = ...`
+                if effect.region is not None and not drawn:
+                    apart = f"store what goes into {effect.state} in a statement of its own"
                 return Blocker(
                     "draw-order" if drawn else "not-pure",
                     f"{title(node)} {'draws from' if drawn else 'writes'} {effect.state}",
+                    apart,
                     where=where,
                 )
         if reason := _rows_mix(node, cycle, all_used=node in found.before):

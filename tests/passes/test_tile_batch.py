@@ -178,3 +178,12 @@ def test_values_of_other_lengths_than_the_batch() -> None:
     history = PassManager([TileBatch()]).run(program, CONTEXT)
     assert [r.code for r in history.remarks.missed()] == ["unsupported-shape"]
     assert not history.remarks.applied()
+
+
+def test_what_stores_beside_its_result_is_told_to_store_apart() -> None:
+    text = TEXT.replace('reads=["agent"], writes=[]', 'reads=["agent"], writes=["agent[0]"]')
+    (missed,) = PassManager([TileBatch()]).run(parse(text), CONTEXT).remarks.missed()
+    assert (missed.code, missed.allow) == (
+        "not-pure",
+        "store what goes into agent in a statement of its own",
+    )
