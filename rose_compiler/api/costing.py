@@ -184,6 +184,9 @@ class CostModel:
             ),
         )
 
+    def __str__(self) -> str:
+        return self.render()
+
     def render(self, width: int = 100) -> str:
         """The model as text: a line a loop, largest terms first, times in ms."""
         made, ms = self.formula, 1e3

@@ -103,6 +103,7 @@ def test_the_cost_of_a_schedule_is_a_formula(training: Training) -> None:
     with pytest.raises(ConfigError, match="explain"):
         fast.explain("costs")
     model = fast.cost
+    assert str(model) == model.render()
     assert model.formula.seconds(T_for_t=8) > model.formula.seconds()
     assert model.formula.seconds() == pytest.approx(model.prediction.seconds)
     assert 0 < model.bound.seconds <= model.prediction.seconds * 1.001
