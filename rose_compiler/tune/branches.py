@@ -66,13 +66,14 @@ def responses(
 ) -> Alone:
     """Responses fitted to iterations under other quotas each, in chunks by lane.
 
-    In one without any, None, an operation has of the ``chunks`` of the device what it keeps busy:
-    as others ran beside it there, that counts only until two others are known.
+    In one without any, None, an operation has of the ``chunks`` of the device what it keeps busy,
+    which is a little other in each run, so that its medians are one point: as others ran beside it
+    there, that counts only until two others are known.
     """
     points: dict[str, list[tuple[float, float]]] = {}
     shared: dict[str, list[tuple[float, float]]] = {}
     for quotas, timeline in measured:
-        taken: dict[tuple[str, float], list[float]] = {}
+        taken: dict[tuple[str, float | None], list[tuple[float, float]]] = {}
         for span in timeline.spans:
             lane = span.lane or COORDINATOR
             if quotas is None:
@@ -81,10 +82,12 @@ def responses(
                 units = float(quotas[lane])
             else:
                 continue
-            taken.setdefault((span.op, units), []).append(span.duration_s)
+            key = span.op, None if quotas is None else units
+            taken.setdefault(key, []).append((units, span.duration_s))
         into = shared if quotas is None else points
-        for (op, units), durations in taken.items():
-            into.setdefault(op, []).append((units, statistics.median(durations)))
+        for (op, _), runs in taken.items():
+            units, seconds = (statistics.median(each) for each in zip(*runs, strict=True))
+            into.setdefault(op, []).append((units, seconds))
     for op, found in shared.items():
         if len({units for units, _ in points.get(op, ())}) < 2:
             points.setdefault(op, []).extend(found)

@@ -101,3 +101,12 @@ def test_responses_come_from_iterations_under_several_quotas() -> None:
     assert set(found) == {"act", "value"}
     assert found["act"].seconds(6) == pytest.approx(1.0 + 8.0 / 6)
     assert found["value"].seconds(2) == pytest.approx(4.0)
+
+
+def test_an_operation_without_quotas_is_one_point_however_often_it_ran() -> None:
+    """Each run keeps a little more or less of the device busy: a point each would be fitted to."""
+    free = spans(*(("act", "", k, k + 1.0 + 0.1 * k, 0.5 + 0.01 * k) for k in range(5)))
+    alone = responses([(None, free)], 100)["act"]
+    assert alone.knots == ()
+    assert alone.seconds(52) == pytest.approx(1.2)
+    assert alone.seconds(26) == pytest.approx(2.4)  # one point: nothing is known of its shape
