@@ -97,6 +97,7 @@ class QuotaPlan:
             )
         if self.backend != "cores" and not self.machine.sms:
             raise fail("quota-plan", f"{self.machine.name} has no SMs to divide")
+        _check_types(self)
         _check_lanes(self)
         for share in self.shares:
             _check_units(self, share)
@@ -292,6 +293,17 @@ class QuotaPlan:
         if not isinstance(data, dict):
             raise fail("quota-file", f"{path} is no quota plan", found=type(data).__name__)
         return cls.from_dict(data)
+
+
+def _check_types(plan: QuotaPlan) -> None:
+    """What comes from a file may be anything."""
+    device: Any = plan.device
+    if not isinstance(device, str):
+        raise fail("quota-plan", f"the device is {device!r}", expected="a UUID")
+    figures: dict[str, Any] = {"before_s": plan.before_s, "predicted_s": plan.predicted_s}
+    for name, seconds in figures.items():
+        if seconds is not None and not isinstance(seconds, int | float):
+            raise fail("quota-plan", f"{name} is {seconds!r}", expected="seconds, or None")
 
 
 def _check_lanes(plan: QuotaPlan) -> None:

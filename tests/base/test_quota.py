@@ -92,6 +92,9 @@ def test_what_else_is_refused() -> None:
         QuotaPlan.divide("mps-percentage", TWO, {"a": 1})
     with pytest.raises(QuotaError, match="did you mean 'sim'"):
         plan().environment("sin")
+    for wrong in ({"device": 3}, {"predicted_s": "a"}, {"before_s": [1.0]}):
+        with pytest.raises(QuotaError, match="quota-plan"):
+            QuotaPlan.from_dict({**plan().to_dict(), **wrong})
     for cores in ((0,), (0, 0)):
         with pytest.raises(QuotaError, match="quota-"):
             QuotaPlan("cores", TWO, (Share("a", 2, "a", cores),))
