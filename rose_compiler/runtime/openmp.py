@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,19 +20,24 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 #: Seconds without work after which a thread gives its pool back. The next parallel operation makes
-#: it anew, in some tens of microseconds a member.
-REST_S = 0.02
+#: it anew, in some tens of microseconds a member on cores that are free, up to some milliseconds on
+#: a machine that is busy: so whoever has work every few dozen milliseconds keeps it.
+REST_S = 0.1
 
 _SOFT = 1  # omp_pause_soft of omp_pause_resource_t, OpenMP 5.0 section 3.2.43
 
 
 _found: list[Callable[[int], int]] = []
+_none = False  # whether it was looked for where it would be
 
 
 def _pauses() -> list[Callable[[int], int]]:
     """``omp_pause_resource_all`` of each libgomp in this process; another OpenMP has one pool for
     the whole process, or lets it be."""
-    if not _found:  # it comes with torch, which a thread's component may load later
+    global _none
+    if not _found and not _none:
+        # it comes with torch, which a thread's component may load later
+        _none = "torch._C" in sys.modules
         with suppress(OSError):
             lines = Path("/proc/self/maps").read_text().splitlines()
             paths = dict.fromkeys(line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line)

@@ -25,6 +25,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads rest early, so that tests don't wait."""
+    monkeypatch.setattr(openmp, "REST_S", 0.02)
+
+
 def natives() -> int:
     """Threads of this process, Python's own left out."""
     return len(os.listdir("/proc/self/task")) - threading.active_count()
@@ -83,3 +89,23 @@ def test_what_comes_at_once_is_taken_without_a_rest(monkeypatch: pytest.MonkeyPa
     timer.start()
     assert openmp.next_of(queue) == 2
     assert rests == [1]
+
+
+def test_where_there_is_no_libgomp_it_is_looked_for_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Reading a process's mappings takes half a millisecond, and a thread rests often."""
+    asked: list[str] = []
+    (tmp_path / "maps").write_text("7f00-7f01 r-xp 00000000 08:01 1  /lib/libc.so.6\n")
+    monkeypatch.setattr(openmp, "_found", [])
+    monkeypatch.setattr(openmp, "_none", False)
+    monkeypatch.setattr(openmp, "Path", lambda path: asked.append(path) or tmp_path / "maps")
+    for _ in range(3):
+        openmp.rest()
+    assert asked == ["/proc/self/maps"]
+    asked.clear()
+    monkeypatch.setattr(openmp, "_none", False)
+    monkeypatch.delitem(openmp.sys.modules, "torch._C")
+    openmp.rest()
+    openmp.rest()
+    assert len(asked) == 2, "torch may bring it later"
