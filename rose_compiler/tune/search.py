@@ -160,7 +160,7 @@ class Proposal:
             for room, moves in rooms.items()
         ]
         if self.gain_s is not None:
-            parts.append(f"predicted {-1e3 * self.gain_s:+.3g} ms an iteration")
+            parts.append(f"predicted {0.0 - 1e3 * self.gain_s:+.3g} ms an iteration")
         if self.local:
             parts.append(self.local)
         return "; ".join(parts)
@@ -200,7 +200,7 @@ def propose(
             if isinstance(found, Blocker):
                 why = f"[{decision}] is not tried: {move.text}: {found.why}"
                 if gain is not None:
-                    why += f"; predicted {-1e3 * gain:+.3g} ms over program order"
+                    why += f"; predicted {0.0 - 1e3 * gain:+.3g} ms over program order"
                 blocker = Blocker(found.code, why)
                 break
             aims.append((move.text, found))

@@ -55,6 +55,7 @@ def test_each_candidate_names_the_windows_it_is_meant_for() -> None:
     assert dict(both.aims)["1 thread in updates"] == UPDATE
     assert "windows in steps: 64 x 4.69 ms, 50% active, while env_step runs" in str(both)
     assert "windows in epochs: 16 x 6.25 ms" in str(both)
+    assert "predicted +0 ms an iteration" in str(both)
 
 
 def test_what_no_window_and_no_prediction_speaks_for_is_left_out_with_the_figure() -> None:
