@@ -144,7 +144,10 @@ class ProcessQuotas:
         parts, self._done = self._parts(objects, plan), True
         trial = self._trial = Trial(self.plan, plan.on(gpu.uuid), parts)
         trial.blocks.won = True
-        self._change(trial)
+        if not self._change(trial):  # nor will it be taken the next time
+            self._done = False
+            if entry is not None:
+                entry.forget("processes", "was refused")
         if self._trial is not None:
             self._trial = None
             what = f"{', '.join(parts)} in processes with quotas of SMs"
@@ -318,16 +321,16 @@ class ProcessQuotas:
     def _backend(self, plan: QuotaPlan) -> QuotaBackend | None:
         return next((b for b in self._backends() if b.name == plan.backend), None)
 
-    def _change(self, trial: Trial) -> None:
+    def _change(self, trial: Trial) -> bool:
         """Put the plan into force whose turn it is: who needs another process for that is moved,
-        all together."""
+        all together. False where the machine refuses it: then none is in force."""
         plan = trial.wanted
         try:
             environments = self._environments(trial, plan)
         except QuotaError as error:
             self.release()
             self._missed(f"the plan was refused: {error.what}", error.help)
-            return
+            return False
         anew = {n: e for n, e in environments.items() if e != self._given.get(n, {})}
         pids = {lane: trial.parts[lane].pid for lane in anew}
         started = _nothing if plan is None or self._applied is None else self._applied.started
@@ -364,6 +367,7 @@ class ProcessQuotas:
         if self._applied is None:
             backend = self._backend(plan)
             assert backend is not None
+        return True
             self._applied = backend.apply(plan)
         self._holds = plan
         return {lane: self._applied.environment(lane) for lane in trial.parts}

@@ -238,6 +238,7 @@ class StreamQuotas:
             except (QuotaError, RuntimeError) as error:  # torch's own for a stream that it refuses
                 self.plan = self._points = self._trial = None
                 self._lent = None, {}
+                self._news = True  # a later run need not be refused the same
                 what = error.what if isinstance(error, QuotaError) else str(error)
                 allow = error.help if isinstance(error, QuotaError) else None
                 self._missed(Blocker("not-available", f"the plan was refused: {what}", allow))

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import rose_compiler
+from rose_compiler.api.cache import Entry
 from rose_compiler.api.process_quotas import ProcessQuotas
 from rose_compiler.api.profiling import PROFILED, WARM_UP, Profiling
 from rose_compiler.base.decision import Decision
@@ -224,6 +225,33 @@ def iteration(sim: Any, x: Any, log: list[Any]) -> float:
     b = float((x * 2).sum())
     log.append(a)
     return b
+
+
+def test_a_plan_that_is_refused_does_not_come_back(
+    fake: Fake, parts: dict[str, Hosted], tmp_path: Path
+) -> None:
+    """One of an earlier run is deleted, and this one may look for another."""
+
+    def kept() -> Entry:
+        entry = Entry(tmp_path, "f", {}, RemarkLog())
+        assert entry.load([Decision()]) == 0
+        return entry
+
+    first = Entry(tmp_path, "f", {}, RemarkLog())
+    first.store(Decision(), "won")
+    plan = QuotaPlan.divide("mps-percentage", GPU.machine(), {"coordinator": 8, "host:sim": 8})
+    first.keep("processes", plan)
+    schedule: Any = SimpleNamespace(
+        emitted=SimpleNamespace(plan=SimpleNamespace(lanes=("host:sim",)))
+    )
+    fake.mode("fails to start")
+    quotas, log = made(fake)
+    quotas._found = lambda: [GPU]
+    quotas._earlier(parts, entry := kept(), schedule)
+    assert [remark.code for remark in log] == ["not-available"]
+    assert (quotas.plan, entry.sms, kept().sms) == (None, {}, {})
+    quotas.boundary(parts, lambda *_: PLAN, True, Purse())
+    assert quotas.comparing
 
 
 def test_training_goes_on_when_the_daemon_has_gone(fake: Fake, parts: dict[str, Hosted]) -> None:
