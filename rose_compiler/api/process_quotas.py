@@ -60,6 +60,8 @@ class ProcessQuotas:
         self._found = found
         #: The plan in force, if any.
         self.plan: QuotaPlan | None = None
+        #: Seconds of a profiled iteration of the schedule, 0 before there is one.
+        self.iteration_s = 0.0
         #: The plan that not all could be moved to: for the next start.
         self.pending: QuotaPlan | None = None
         self._applied: Applied | None = None
@@ -101,6 +103,8 @@ class ProcessQuotas:
         profiled = tuning.settled and not profiling.pending(tuning.best)
         if profiled and not self._points and not self._done and profiling.latest is not None:
             self.seen(profiling.last.profile.timeline)
+        if profiled and profiling.latest is not None:
+            self.iteration_s = min(profiling.last.iteration_s)
         self.boundary(
             objects,
             lambda alone, than: plan_quotas(profiling.last.profile, backend, alone, than=than),
@@ -180,7 +184,7 @@ class ProcessQuotas:
             self._trial = self._begun(objects, plan, budget)
         elif not profiled or not budget.allows(0.0):
             # a search has begun, or the time for it is over: what is known must do
-            self._trial.blocks.stop()
+            self._trial.blocks.stop(late=profiled)
         trial = self._trial
         for _ in range(2):  # the first change may be the last one
             if trial is not None and trial.wanted is not self.plan:
@@ -189,7 +193,7 @@ class ProcessQuotas:
                 budget.spend(perf_counter() - began, None)
                 trial = self._trial
                 if trial is not None and not budget.allows(0.0):
-                    trial.blocks.stop()
+                    trial.blocks.stop(late=True)
         if trial is not None and trial.blocks.decided:
             self._tell(trial)
             self._trial = self._next(trial, objects, plan, budget) if profiled else None
@@ -306,7 +310,7 @@ class ProcessQuotas:
             why = "quotas of SMs planned anew are those in force"
             self._note([Remark("note", PASS, (), "replanned", why)])
             return None
-        if not budget.allows(least_s()):
+        if not budget.allows(least_s(self.iteration_s)):
             what = f"quotas of SMs for {', '.join(parts)} are not compared"
             self._note([Remark.from_blocker(PASS, spent(what))])
             return None
@@ -353,6 +357,7 @@ class ProcessQuotas:
         elif missed and trial.changed:
             trial.blocks.stop()
         trial.changed = True
+        return True
 
     def _environments(self, trial: Trial, plan: QuotaPlan | None) -> dict[str, dict[str, str]]:
         """The variables that each component's process is to have. Raises ``QuotaError`` where the
@@ -367,7 +372,6 @@ class ProcessQuotas:
         if self._applied is None:
             backend = self._backend(plan)
             assert backend is not None
-        return True
             self._applied = backend.apply(plan)
         self._holds = plan
         return {lane: self._applied.environment(lane) for lane in trial.parts}
@@ -387,7 +391,8 @@ class ProcessQuotas:
             return
         self.pending = None
         why = f"quotas of SMs for {names}: {text or 'not compared to the end'}, and taken back"
-        self._note([Remark.from_blocker(PASS, Blocker("measured-slower", why))])
+        lost = spent(why) if blocks.late else Blocker("measured-slower", why)
+        self._note([Remark.from_blocker(PASS, lost)])
         if trial.old is None:
             self.release()
 

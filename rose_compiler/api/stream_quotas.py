@@ -174,7 +174,7 @@ class StreamQuotas:
         if self.comparing and not tuning.allows(0.0):
             if self._points is not None:
                 self._missed(spent("quotas of SMs for streams are not compared"))
-            self._interrupted()
+            self._interrupted(late=True)
             self._done = True
         before = self.plan
         if not self._done and not processes.comparing and not profiling.pending(tuning.best):
@@ -284,12 +284,12 @@ class StreamQuotas:
         points.todo.popleft()
         return result
 
-    def _interrupted(self) -> None:
-        """A search has begun: what is known of plans must do."""
+    def _interrupted(self, late: bool = False) -> None:
+        """A search has begun, or the time for it is over, ``late``: what is known must do."""
         if self._points is not None:
             self._points, self._done = None, False
         if self._trial is not None:
-            self._trial.blocks.stop()
+            self._trial.blocks.stop(late)
             self._tell(self._trial)
 
     def _begun(
@@ -306,7 +306,7 @@ class StreamQuotas:
         self._lever = self._levers(device.index or 0)
         blocker = self._unfit(schedule.decision, processes)
         base = self._on_device(made)
-        if blocker is None and not budget.allows(least_s()):
+        if blocker is None and not budget.allows(least_s(min(made.iteration_s))):
             blocker = spent("quotas of SMs for streams are not compared")
         if blocker is None and base is None:
             blocker = Blocker("not-measured", "no kernels were seen in a profiled iteration")
@@ -382,7 +382,8 @@ class StreamQuotas:
                 return
         else:
             text = f"{what}: not compared to the end"
-        self._missed(Blocker("measured-slower", f"{text}, and taken back"))
+        text += ", and taken back"
+        self._missed(spent(text) if blocks.late else Blocker("measured-slower", text))
 
     def _missed(self, blocker: Blocker) -> None:
         self._log.add(Remark.from_blocker(PASS, blocker))

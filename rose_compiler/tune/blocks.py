@@ -34,9 +34,10 @@ class Budget(Protocol):
         """Whether it may take so many seconds more."""
 
 
-def least_s() -> float:
-    """Seconds that a comparison takes at least which decides for what is new."""
-    return 2 * PAIRS * LEAST_S
+def least_s(iteration_s: float = 0.0) -> float:
+    """Seconds that a comparison takes at least which decides for what is new, where an iteration
+    takes ``iteration_s`` under both."""
+    return 2 * PAIRS * max(LEAST_S, LEAST * iteration_s) + PAIRS * COLD * iteration_s
 
 
 def spent(what: str) -> Blocker:
@@ -54,6 +55,8 @@ class Blocks:
 
     def __init__(self) -> None:
         self.won: bool | None = None
+        #: Whether it was stopped because the time for tuning was over.
+        self.late = False
         self._scores: tuple[list[float], list[float]] = ([], [])
         self._open: list[float] = []
         self._order = self._turn()
@@ -110,10 +113,12 @@ class Blocks:
             self._order = self._turn()
         self._cold = COLD if self.new != new else 0
 
-    def stop(self) -> None:
-        """No more blocks: what is known decides, and what was in force stays where in doubt."""
+    def stop(self, late: bool = False) -> None:
+        """No more blocks: what is known decides, and what was in force stays where in doubt.
+        ``late``: the time for tuning is over."""
         if not self.decided:
             self.won = len(self.speedups) >= PAIRS and self._wins
+            self.late = late
 
     @property
     def _wins(self) -> bool:

@@ -190,11 +190,20 @@ def test_a_comparison_takes_no_more_than_the_time_for_tuning(
     assert seen[8] is PLAN
     assert quotas.plan is None
     assert "not compared to the end" in log[-1].why
+    assert (log[-1].code, log[-1].allow) == ("switched-off", "a larger `tune_budget=`")
     assert parts["sim"].seen(PERCENT) is None
     assert parts["sim"].step() == 2
     quotas.again()
     assert run(quotas, parts, PLAN, lambda: 1.0, 1.0) == []
     assert (log[-1].code, log[-1].allow) == ("switched-off", "a larger `tune_budget=`")
+    quotas.again()
+    quotas.iteration_s = 1.0
+    quotas.boundary(parts, lambda *_: PLAN, True, Purse(71.0))
+    assert not quotas.comparing, "64 iterations of a second, and 8 more behind changes"
+    assert log[-1].why.endswith("are not compared: the time for tuning is over")
+    quotas.again()
+    quotas.boundary(parts, lambda *_: PLAN, True, Purse(73.0))
+    assert quotas.comparing
 
 
 def test_a_search_that_begins_ends_the_comparison(fake: Fake, parts: dict[str, Hosted]) -> None:
@@ -217,14 +226,6 @@ def test_a_refusal_costs_the_quota_only(fake: Fake, parts: dict[str, Hosted]) ->
     assert quotas.plan is None
     assert parts["sim"].pid == pid
     assert [remark.code for remark in log] == ["not-available"]
-
-
-def iteration(sim: Any, x: Any, log: list[Any]) -> float:
-    """A step beside other work."""
-    a = sim.step(1.0)
-    b = float((x * 2).sum())
-    log.append(a)
-    return b
 
 
 def test_a_plan_that_is_refused_does_not_come_back(
@@ -252,6 +253,14 @@ def test_a_plan_that_is_refused_does_not_come_back(
     assert (quotas.plan, entry.sms, kept().sms) == (None, {}, {})
     quotas.boundary(parts, lambda *_: PLAN, True, Purse())
     assert quotas.comparing
+
+
+def iteration(sim: Any, x: Any, log: list[Any]) -> float:
+    """A step beside other work."""
+    a = sim.step(1.0)
+    b = float((x * 2).sum())
+    log.append(a)
+    return b
 
 
 def test_training_goes_on_when_the_daemon_has_gone(fake: Fake, parts: dict[str, Hosted]) -> None:

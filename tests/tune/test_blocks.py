@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rose_compiler.tune.blocks import COLD, LEAST, MOST_PAIRS, PAIRS, Blocks
+from rose_compiler.tune.blocks import COLD, LEAST, LEAST_S, MOST_PAIRS, PAIRS, Blocks, least_s
 
 
 def compared(took: Callable[[bool, int], float]) -> tuple[Blocks, list[bool]]:
@@ -26,6 +26,8 @@ def test_turns_are_abba_and_start_cold() -> None:
     changes = [k for k in range(1, len(seen)) if seen[k] != seen[k - 1]]
     assert [seen[0], *(seen[k] for k in changes)] == [False, True, False, True, False]
     assert len(seen) == 2 * PAIRS * LEAST + COLD * len(changes)
+    assert least_s(1.0) == len(seen), "seconds, of iterations that take one each"
+    assert least_s(1e-6) == pytest.approx(2 * PAIRS * LEAST_S, rel=1e-3)
 
 
 def test_the_first_iterations_behind_a_change_are_not_compared() -> None:
