@@ -58,8 +58,8 @@ class Compiled:
 
     def __init__(self, fn: Any, options: Options) -> None:
         fn = inspect.unwrap(fn, stop=lambda f: not isinstance(f, Compiled))  # compiled anew
-        source.read(fn)  # refuse at once what can never be compiled
         options.check_settings()
+        source.read(fn)  # refuse at once what can never be compiled
         self._fn: Any = fn
         self._options = options
         self._log = RemarkLog()
