@@ -188,7 +188,9 @@ def propose(
     tried: list[Proposal] = []
     left: list[LeftOut] = []
     kept: dict[Decision, Decision] = {}
-    for decision in space:
+    place = {decision: k for k, decision in enumerate(space)}
+    # of what comes out as one code, program order says best what runs
+    for decision in sorted(space, key=lambda one: one != Decision()):
         seconds = seen.seconds.get(decision)
         gain = None if seconds is None else seen.base_s - seconds
         code = seen.same.get(decision, decision)  # who was first to come out as this code
@@ -210,7 +212,8 @@ def propose(
         else:
             left.append(LeftOut(decision, blocker, gain))
     best = min(seen.seconds.values(), default=seen.base_s)
-    tried.sort(key=lambda one: _rank(seen.seconds.get(one.decision), best))
+    tried.sort(key=lambda one: (_rank(seen.seconds.get(one.decision), best), place[one.decision]))
+    left.sort(key=lambda one: place[one.decision])
     return tuple(tried), tuple(left)
 
 

@@ -119,6 +119,11 @@ def test_one_of_those_that_come_out_as_the_same_code_is_tried() -> None:
     tried, left = propose(space, seen(regions=(*REGIONS[:2], *calm), same=same))
     assert [p.decision for p in tried] == [SPACE[0]]
     assert set(left_out(left, "the same code")) == {SPACE[1]}
+    # program order says what runs
+    plain = Decision()
+    tried, left = propose([*SPACE[:2], plain], seen(same={plain: SPACE[0]}))
+    assert [p.decision for p in tried] == [SPACE[1], plain]
+    assert set(left_out(left, "the same code as [program order]")) == {SPACE[0]}
 
 
 @pytest.mark.parametrize(
