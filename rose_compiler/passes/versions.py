@@ -85,10 +85,11 @@ class Versions(Pass):
                 + (f", {show_bytes(size)}," if size else "")
                 + " and may go on while its parts are trained",
             )
+            # no further in front: another file may be written, or the value made, in between
             kept = rewrite.call(
                 FREEZE,
                 value,
-                before=members[0] if value not in members else save,
+                before=save,
                 like=save,
                 name=f"{value.name}_then",
                 spec=spec,

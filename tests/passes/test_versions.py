@@ -243,6 +243,29 @@ def test_a_file_is_written_as_its_parts_were_while_they_are_trained() -> None:
         assert float(found["agent"].w) == float(plain["agent"].w)
 
 
+SAVE = "        save(held, log)\n"
+LATER = {
+    "made behind the first": '        later = holds(agent) @ facts(alias=["agent.params"])\n        save(later, log)\n',
+    "the same twice": SAVE,
+    "behind an update": "        train(agent, envs, x)\n" + SAVE,
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_each_of_two_files_is_written_as_its_parts_were_there(name: str) -> None:
+    text = SAVED.replace(SAVE, SAVE + LATER[name])
+    plain = files()
+    interp.run(parse(text, bind=FILES), [3], plain)
+    program = parse(text, bind=FILES)
+    PassManager([Versions(), Overlap()], verify=2).run(program, CONTEXT)
+    assert sum(is_call(n, FREEZE) for n in program.nodes()) == 2
+    for seed in range(3):
+        found = files()
+        slots.run(program, [3], found, seed=seed)
+        assert found["log"].seen == plain["log"].seen
+        assert float(found["agent"].w) == float(plain["agent"].w)
+
+
 @pytest.mark.parametrize(
     "change",
     [  # a statement that looks at the policy, too, while it writes; one that does more than write
