@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -57,9 +61,24 @@ def __getattr__(name: str) -> Any:
     home = _PUBLIC.get(name)
     if home is None:
         raise AttributeError(f"module 'rose_compiler' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    with _same_draws():
+        value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
+
+
+@contextmanager
+def _same_draws() -> Iterator[None]:
+    """Leave Python's and numpy's generators as they are: a library may draw when it is imported,
+    and a program that has seeded them draws what it would without this package."""
+    drawn, numpy = random.getstate(), sys.modules.get("numpy.random")
+    kept = None if numpy is None else numpy.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(drawn)
+        if numpy is not None:
+            numpy.set_state(kept)
 
 
 def __dir__() -> list[str]:
