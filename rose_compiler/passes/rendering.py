@@ -18,6 +18,7 @@ from rose_compiler.ir.deps import Dependences, place, title
 from rose_compiler.ir.interp import resolve
 from rose_compiler.ir.program import Program
 
+_ABSENT = object()
 #: Modes that make text, or nothing.
 _NO_FRAMES = (None, "ansi")
 
@@ -50,7 +51,7 @@ def renders(program: Program, state: str) -> bool:
     for part in parts:
         try:
             found = resolve(found, part)
-        except (AttributeError, LookupError, TypeError, ValueError):
+        except Exception:  # whatever a class of the user's raises
             return False
         if _makes_frames(found):
             return True
@@ -58,10 +59,22 @@ def renders(program: Program, state: str) -> bool:
 
 
 def _makes_frames(env: Any) -> bool:
-    if isinstance(env, type) or not callable(getattr(env, "step", None)):
+    if isinstance(env, type) or not callable(_attribute(env, "step")):
         return False
-    if getattr(env, "native_async", False) is True or hasattr(env, "processes"):
+    if (
+        _attribute(env, "native_async") is True
+        or _attribute(env, "processes", _ABSENT) is not _ABSENT
+    ):
         return False
-    inner = getattr(env, "envs", ())
+    inner = _attribute(env, "envs")
     each = (env, *(inner if isinstance(inner, list | tuple) else ()))
-    return any(getattr(e, "render_mode", None) not in _NO_FRAMES for e in each)
+    return any(_attribute(e, "render_mode") not in _NO_FRAMES for e in each)
+
+
+def _attribute(value: Any, name: str, other: Any = None) -> Any:
+    """An attribute, or ``other``: a class of the user's may raise whatever it likes for one that it
+    does not know."""
+    try:
+        return getattr(value, name, other)
+    except Exception:
+        return other
