@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import copyreg
 import sys
-from types import BuiltinFunctionType, FunctionType
+from collections.abc import Generator
+from types import FunctionType
 from typing import Any
 
 #: The protocol that ``torch.save`` pickles by.
 PROTOCOL = 2
 #: Pickled as what they are, or by name.
 _ATOMS = (*(type(None), type(...), bool, int, float, complex, str, bytes), FunctionType)
-_BY_NAME = (type, BuiltinFunctionType)
+
+#: Freezes one object: asks for its parts one by one, and returns what stands for it.
+_Steps = Generator[Any, Any, Any]
 
 
 class Reduced:
@@ -32,6 +35,10 @@ class Reduced:
         self._rose_parts: tuple[Any, ...] = ()
 
     __class__ = property(lambda self: self._rose_class)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Pickle insists that what makes an object can be called; it does not call it."""
+        raise TypeError("a frozen object can only be pickled")
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         make, args, state, items, pairs, *setter = self._rose_parts
@@ -53,31 +60,58 @@ class _Freezer:
     """One object's graph; what occurs twice in it does so in the frozen one."""
 
     def __init__(self) -> None:
-        # the originals too, so that no other object gets the address of one
+        # the originals too, so that nothing else gets the address of one
         self.seen: dict[int, tuple[Any, Any]] = {}
-        self.storages: dict[int, Any] = {}
+        self.storages: dict[int, tuple[Any, Any]] = {}
 
     def freeze(self, value: Any) -> Any:
+        """Step by step, with what is under way on a list: objects may be nested as deeply as pickle
+        takes them, which goes deeper than calls of Python."""
+        stack, made = [self.steps(value)], None
+        while stack:
+            try:
+                part = stack[-1].send(made)
+            except StopIteration as done:
+                stack.pop()
+                made = done.value
+                continue
+            if type(part) in _ATOMS:
+                made = part
+            else:
+                stack.append(self.steps(part))
+                made = None
+        return made
+
+    def steps(self, value: Any) -> _Steps:
         kind = type(value)
-        if kind in _ATOMS or isinstance(value, _BY_NAME):
+        if kind in _ATOMS or isinstance(value, type):
             return value
         if id(value) in self.seen:
             return self.seen[id(value)][1]
         made: Any
         if kind is list:
             self.keep(value, made := [])
-            made.extend(map(self.freeze, value))
+            for item in value:
+                made.append((yield item))
         elif kind is dict:
             self.keep(value, made := {})
-            made.update((self.freeze(k), self.freeze(v)) for k, v in value.items())
+            for k, v in value.items():
+                key = yield k
+                made[key] = yield v
         elif kind is tuple:
-            parts = tuple(map(self.freeze, value))
-            same = all(a is b for a, b in zip(parts, value, strict=True))
-            self.keep(value, made := value if same else parts)
+            found = []
+            for item in value:
+                found.append((yield item))
+            if id(value) in self.seen:  # it holds itself, and was made inside
+                return self.seen[id(value)][1]
+            same = all(a is b for a, b in zip(found, value, strict=True))
+            self.keep(value, made := value if same else tuple(found))
+        elif kind is bytearray:
+            self.keep(value, made := bytearray(value))
         elif (storage := self.storage(value)) is not None:
             made = storage
         else:
-            made = self.reduce(value)
+            made = yield from self.reduce(value)
         return made
 
     def keep(self, value: Any, made: Any) -> None:
@@ -93,13 +127,13 @@ class _Freezer:
             return None
         plain = value._untyped_storage if typed else value
         if plain._cdata not in self.storages:
-            self.storages[plain._cdata] = plain.clone()
-        made = self.storages[plain._cdata]
+            self.storages[plain._cdata] = plain, plain.clone()
+        made = self.storages[plain._cdata][1]
         if not typed:
             return made
         return torch.storage.TypedStorage(wrap_storage=made, dtype=value.dtype, _internal=True)
 
-    def reduce(self, value: Any) -> Any:
+    def reduce(self, value: Any) -> _Steps:
         """Any other object, by what it tells pickle of itself."""
         table = copyreg.dispatch_table.get(type(value))
         told: Any = value.__reduce_ex__(PROTOCOL) if table is None else table(value)
@@ -109,15 +143,13 @@ class _Freezer:
         self.keep(value, made)
         given: list[Any] = [*told, *[None] * (5 - len(told))]
         make, args, state, items, pairs, *setter = given
-        made._rose_parts = (
-            make,
-            tuple(map(self.freeze, args)),
-            self.freeze(state),
-            None if items is None else list(map(self.freeze, items)),
-            None if pairs is None else list(map(self.pair, pairs)),
-            *setter,
-        )
+        # a bound method, for one, has an object that may change
+        maker = yield make
+        # what it is made from may occur elsewhere, too
+        parts = (yield args) if type(args) is tuple else (yield tuple(args))
+        kept = yield state
+        entries = None if items is None else (yield list(items))
+        keyed = None if pairs is None else (yield list(pairs))
+        then = yield setter
+        made._rose_parts = (maker, parts, kept, entries, keyed, *then)
         return made
-
-    def pair(self, pair: tuple[Any, Any]) -> tuple[Any, Any]:
-        return self.freeze(pair[0]), self.freeze(pair[1])

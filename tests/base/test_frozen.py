@@ -49,6 +49,12 @@ def made() -> dict[str, Any]:
     base = torch.arange(10.0)
     loop: list[Any] = [base]
     loop.append(loop)
+    itself: list[Any] = []
+    itself.append((itself, base))
+    error = KeyError("a", [base])
+    deep = None
+    for _ in range(250):
+        deep = Config(held=deep)
     return {
         "state": net.state_dict(),
         "both": {"net": net.state_dict(), "opt": opt.state_dict(), "step": 3},
@@ -60,6 +66,11 @@ def made() -> dict[str, Any]:
         "cycle": loop,
         "plain": [1, None, "x", {1, 2}, slice(1, 2), torch.float32, torch.device("cpu"), Net, max],
         "generators": [torch.get_rng_state(), np.random.default_rng(1)],
+        "bytes": [bytearray(b"abc"), bytearray(), b"abc"],
+        "error": [error, error.args, error.args[1]],
+        "deep": deep,
+        "in itself": itself[0],
+        "methods": [loop.append, loop, Config(held=loop).__eq__, len, torch.tanh, dict.fromkeys],
     }
 
 
@@ -88,3 +99,33 @@ def test_what_is_changed_afterwards_is_not_seen() -> None:
 def test_what_can_not_be_pickled_raises_what_pickle_raises() -> None:
     with pytest.raises(TypeError, match=r"cannot pickle .*lock"):
         frozen({"lock": threading.Lock()})
+
+
+class Box:
+    """Makes what it holds."""
+
+    def __init__(self, held: list[int]) -> None:
+        self.held = held
+
+    def get(self) -> tuple[int, ...]:
+        return tuple(self.held)
+
+    def __reduce__(self) -> Any:
+        return Source(self.held).get, ()
+
+
+class Source(Box):
+    """Pickled as what it is."""
+
+    __reduce__ = object.__reduce__
+
+
+def test_what_makes_an_object_and_whose_method_one_is_are_frozen() -> None:
+    held = [1]
+    value = [Box(held), Source(held).get, held.append]
+    before, kept = written(value), frozen(value)
+    held.append(2)
+    assert written(value) != before
+    assert written(kept) == before
+    again = torch.load(io.BytesIO(written(kept)), weights_only=False)
+    assert (again[0], again[1](), again[2].__self__) == ((1,), (1,), [1])
