@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import itertools
 from typing import Any
 
@@ -17,8 +18,12 @@ from rose_compiler.ir.ops import UNBOUND, Op
 from rose_compiler.ir.program import output_node, placeholders
 from rose_compiler.ir.sizes import Sizes, sizes_of
 
-#: Names that emitted code uses itself, and builtins that it calls.
-RESERVED = frozenset(("rt", "torch", "F", "UNBOUND", "FAULTS", "range", "slice", "float", "_"))
+#: Builtins that emitted code uses.
+_BUILTINS = frozenset(
+    ("range", "slice", "float", "len", "isinstance", "hasattr", "tuple", "list", "dict")
+) | {"BaseException"}
+#: Names that emitted code uses itself.
+RESERVED = _BUILTINS | {"rt", "torch", "F", "UNBOUND", "FAULTS", "_"}
 
 
 class Module:
@@ -36,6 +41,8 @@ class Module:
 
     def bind(self, thing: Any, name: str) -> str:
         """A name for an object that has no text."""
+        if name in _BUILTINS and thing is getattr(builtins, name):
+            return name
         if id(thing) not in self._bound:
             self._bound[id(thing)] = self.names.fresh(name)
             self.namespace[self._bound[id(thing)]] = thing
@@ -113,7 +120,7 @@ def graph_function(name: str, op: Op, printer: Printer, sizes: Sizes | None = No
     """
     assert op.body is not None
     graph = op.body.graph
-    names = Names(RESERVED | _globals(op.body, name, printer))
+    names = Names(RESERVED | _globals(op, name, printer, sizes))
     refs: dict[fx.Node, str] = {}
     for node in placeholders(graph):
         refs[node] = names.fresh(node.name)
@@ -122,8 +129,9 @@ def graph_function(name: str, op: Op, printer: Printer, sizes: Sizes | None = No
         writer.lines.append(f"# {line}")  # a comment is not laid out like a call
     reused = _reused(graph)
     params = dict(zip(op.signature.params, refs.values(), strict=False))
-    others = sizes.text(params) if sizes is not None and op.kind == "graph" else ""
-    instead = printer.bind(sizes.instead, f"{name}_as_written") if sizes and others else ""
+    asked = sizes if op.kind == "graph" else None
+    others = "" if asked is None else asked.text(params, printer.bind)
+    instead = "" if asked is None else _instead(asked, name, printer)
     with writer.block(f"def {name}({', '.join(refs.values())}):"):
         if others:
             with writer.block(f"if {others}:"):
@@ -160,8 +168,15 @@ def _constant(body: fx.GraphModule, node: fx.Node, name: str, printer: Printer) 
     return printer.bind(_attribute(body, str(node.target)), f"{name}_constant")
 
 
-def _globals(body: fx.GraphModule, name: str, printer: Printer) -> frozenset[str]:
+def _instead(sizes: Sizes, name: str, printer: Printer) -> str:
+    """The name of what is called for other sizes."""
+    return printer.bind(sizes.instead, f"{name}_as_written")
+
+
+def _globals(op: Op, name: str, printer: Printer, sizes: Sizes | None) -> frozenset[str]:
     """The names bound in the module that the function will use: no local may hide them."""
+    body = op.body
+    assert body is not None
     found: set[str] = set()
 
     def bind(thing: Any, wanted: str) -> str:
@@ -170,6 +185,9 @@ def _globals(body: fx.GraphModule, name: str, printer: Printer) -> frozenset[str
         return made
 
     watching = Printer(bind)
+    if sizes is not None and op.kind == "graph":
+        sizes.text({p: p for p in op.signature.params}, bind)
+        _instead(sizes, name, watching)
     for node in body.graph.nodes:
         refs = {n: n.name for n in node.all_input_nodes}
         if node.op == "get_attr":

@@ -160,7 +160,8 @@ class Operations(Emitter):
         compiles for any that it meets."""
         printer, sizes = self.module.printer, self.module.sizes(op)
         pairs = zip(op.signature.params, node.args, strict=False)
-        others = sizes.text({p: printer.value(a, refs) for p, a in pairs}) if sizes else ""
+        given = {p: printer.value(a, refs) for p, a in pairs}
+        others = sizes.text(given, printer.bind) if sizes else ""
         if not others or sizes is None:
             return text
         instead = printer.bind(sizes.instead, f"{op.name}_as_written")

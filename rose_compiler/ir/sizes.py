@@ -24,6 +24,8 @@ from rose_compiler.ir.program import is_call, is_item, op_of, placeholders
 
 #: In the attributes of a traced operation: its :class:`Sizes`.
 SIZES = "sizes"
+#: Keys whose ``repr`` is what Python reads back.
+_PLAIN = (str, int, bool, type(None))
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,11 @@ class Sizes:
         given = dict(zip(params, args, strict=False))
         return any(not _fits(given[p], k) for p, k in self.known.items() if p in given)
 
-    def text(self, refs: Mapping[str, str]) -> str:
-        """The same question as Python, asked of variables; empty where any will do."""
-        found = (part for p, k in self.known.items() if p in refs for part in _text(refs[p], k))
+    def text(self, refs: Mapping[str, str], bind: Callable[[Any, str], str]) -> str:
+        """The same question as Python, asked of variables; empty where any will do. ``bind`` names
+        a key of a dict that has no text."""
+        known = self.known.items()
+        found = (part for p, k in known if p in refs for part in _text(refs[p], k, bind))
         return " or ".join(found)
 
     def of_parts(self) -> Sizes:
@@ -176,16 +180,19 @@ def _fits(value: Any, known: Known | None) -> bool:
     )
 
 
-def _text(ref: str, known: Known | None) -> Iterator[str]:
+def _text(ref: str, known: Known | None, bind: Callable[[Any, str], str]) -> Iterator[str]:
     if known is None:
         return
     if isinstance(known, Items):
         yield f"not isinstance({ref}, {known.of.__name__})"
         yield f"len({ref}) != {len(known.items)}"
         for key, inner in known.items:
-            if known.of is dict and inner is not None:
-                yield f"{key!r} not in {ref}"
-            yield from _text(f"{ref}[{key!r}]", inner)
+            if inner is None:
+                continue
+            at = repr(key) if type(key) in _PLAIN else bind(key, "key")
+            if known.of is dict:
+                yield f"{at} not in {ref}"
+            yield from _text(f"{ref}[{at}]", inner, bind)
         return
     # numbers and None have neither sizes nor a dtype
     kind = f'not hasattr({ref}, "shape")' if known.array else f"not isinstance({ref}, torch.Tensor)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import textwrap
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,8 @@ from rose_compiler.base.errors import VerifyError
 from rose_compiler.codegen import emit, load, schedule
 from rose_compiler.ir import facts, interp
 from rose_compiler.ir.parse import parse
-from rose_compiler.ir.program import Program
+from rose_compiler.ir.program import Program, is_call, op_of
+from rose_compiler.ir.sizes import SIZES, Items, Shape, Sizes, refused
 from rose_compiler.runtime.support import Runtime
 
 OPS = """
@@ -298,6 +300,34 @@ def fn(x, *, net):
     q, j = layer(x, w2, b2, m2)
     return q, j
 """
+
+
+class Key(enum.Enum):
+    """A key of a dict that has no text."""
+
+    A = 1
+
+
+def test_no_variable_hides_what_the_question_of_sizes_calls() -> None:
+    p = program("""
+    @op(kind="graph", reads=[], writes=[], may_raise=False)
+    def add(list, len_1, key):
+        hasattr_2 = list + len_1
+        return hasattr_2
+
+    def fn(x, y, z):
+        list = add(x, y, z)
+        len_1 = add(list, y, z)
+        return len_1
+    """)
+    op = next(op_of(n) for n in p.nodes() if is_call(n))
+    plain, dicts = Shape((2,)), Items(((Key.A, Shape((2,))),), dict)
+    known = {"list": plain, "len_1": plain, "key": dicts}
+    op.attributes[SIZES] = Sizes(known, lambda *args: "others", refused)
+    x = torch.ones(2)
+    assert torch.equal(load(emit(p))(Runtime(), x, x, {Key.A: x}), torch.full((2,), 3.0))
+    op.attributes[SIZES] = Sizes({"list": Items(((0, plain),), list)}, lambda *args: "o", refused)
+    assert load(emit(p))(Runtime(), x, x, None) == "o"
 
 
 def test_a_traced_operation_is_written_out() -> None:

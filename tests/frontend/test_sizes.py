@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +13,14 @@ from torch import Tensor
 
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.frontend.trace import Traced, trace
-from rose_compiler.ir.sizes import Shape, Sizes, refused
+from rose_compiler.ir.sizes import Items, Shape, Sizes, refused
 from tests.frontend.tracing import traced
 
 X = torch.arange(12.0).reshape(4, 3)
+
+
+def unnamed(thing: Any, name: str) -> str:
+    raise AssertionError(f"{name} is no part of the question")
 
 
 def per_row(x: Tensor) -> Tensor:
@@ -112,12 +117,36 @@ def test_a_graph_knows_the_dtype_that_was_read_or_that_a_conversion_left(
     assert known.sizes is None
     sizes = Sizes({"x": known}, refused, refused)
     assert not sizes.differ(("x",), (value,))
-    test = eval("lambda x: " + sizes.text({"x": "x"}), {"torch": torch})
+    test = eval("lambda x: " + sizes.text({"x": "x"}, unnamed), {"torch": torch})
     assert not test(value)
     doubles = value.astype(np.float64) if fn is same_array else X.double()
     for other in (doubles, None, 1.0):
         assert sizes.differ(("x",), (other,))
         assert test(other)
+
+
+class Part(enum.Enum):
+    """Keys of a dict that have no text."""
+
+    PLACE = "place"
+    FAR = "far"
+
+
+def test_a_key_without_text_is_asked_for_by_a_name() -> None:
+    known = Items(tuple((key, Shape((2, 3))) for key in (Part.PLACE, "plain", 1, None)), dict)
+    names: dict[str, Any] = {}
+
+    def bind(thing: Any, name: str) -> str:
+        names[name] = thing
+        return name
+
+    text = Sizes({"x": known}, refused, refused).text({"x": "x"}, bind)
+    assert names == {"key": Part.PLACE}
+    test = eval("lambda x: " + text, {"torch": torch, **names})
+    value = {Part.PLACE: X[:2], "plain": X[:2], 1: X[:2], None: X[:2]}
+    assert not test(value)
+    assert test({**value, Part.PLACE: X})
+    assert test({Part.FAR: X[:2], **{k: v for k, v in value.items() if k is not Part.PLACE}})
 
 
 def test_a_graph_knows_where_none_would_be_something_else_and_pays_nothing_elsewhere() -> None:
