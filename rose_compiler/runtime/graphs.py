@@ -116,15 +116,18 @@ def compiled(forward: Forward, args: tuple[Any, ...]) -> Make:
     if any(isinstance(a, Tensor) and a._version for a in copies):
         raise Refused("it writes an argument")
     alone, results = _results(forward(*args))
-    # what is handed out twice, or was handed in, is one tensor: so it is here
-    positions = {id(args[k]): ~k for k in tensors}
-    expected: list[Tensor] = []
-    for result in results:
+    # what is handed out twice, or was handed in, is one tensor: so it is here. Arguments that are
+    # one tensor now may be two in another call: what is handed on is told by objects of their own
+    own_objects = [a.detach() if isinstance(a, Tensor) else a for a in args]
+    handed = _results(forward(*own_objects))[1]
+    positions = {id(own_objects[k]): ~k for k in tensors}
+    firsts: list[int] = []
+    for k, result in enumerate(handed):
         if id(result) not in positions:
-            positions[id(result)] = len(expected)
-            expected.append(result)
-    places = tuple(positions[id(r)] for r in results)
-    firsts = [places.index(k) for k in range(len(expected))]
+            positions[id(result)] = len(firsts)
+            firsts.append(k)
+    places = tuple(positions[id(r)] for r in handed)
+    expected = [results[k] for k in firsts]
     if not expected:
         raise Refused("it makes nothing")
     _apart(given, expected)

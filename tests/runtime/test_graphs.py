@@ -41,6 +41,10 @@ def handing(x: Any, weight: Any, scale: Any) -> Any:
     return h, x, h
 
 
+def passing(x: Any, y: Any) -> Any:
+    return torch.tanh(x) * y, x, y
+
+
 def writing(x: Any, weight: Any, scale: Any) -> Any:
     x.add_(1.0)
     return torch.tanh(x @ weight) * scale
@@ -117,6 +121,18 @@ def test_one_tensor_stays_one_tensor(uncompiled: Any, notes: Any) -> None:
         assert torch.equal(made, handing(*args)[0])
     assert made is again
     assert given is args[0]
+    assert [n.why for n in notes] == [""]
+    assert len(uncompiled) == 1
+
+
+def test_arguments_that_were_one_tensor_are_handed_on_apart(uncompiled: Any, notes: Any) -> None:
+    graph = Graph(passing)
+    a, b = torch.randn(5, 3), torch.randn(5, 3)
+    with torch.no_grad():
+        graph((a, a), notes.append)
+        made, x, y = graph((a, b), notes.append)
+    assert (x is a, y is b) == (True, True)
+    assert torch.equal(made, passing(a, b)[0])
     assert [n.why for n in notes] == [""]
     assert len(uncompiled) == 1
 
