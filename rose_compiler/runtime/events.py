@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from rose_compiler.base.spanlog import SpanLog
-from rose_compiler.runtime.held import Held, inside, tensors
+from rose_compiler.runtime.held import Held, inside, looked, tensors
 from rose_compiler.runtime.lanes import Item, Task, ThreadLane, ThreadTask, whole_step
 
 
@@ -126,14 +126,16 @@ class StreamLane:
         given = tuple(a.value if isinstance(a, Task | Item) else a for a in args)
         self.submitted += 1
         task.number = self.submitted
+        # before it runs: what it takes out of a container, its kernels may still read
+        found, rest = looked(given)
         try:
             with streams.use(stream), own_casts():
                 task.value = fn(*given)
         finally:  # of what failed, kernels may be under way all the same
-            for tensor in tensors(given):
+            for tensor in found:
                 streams.keep(tensor, stream)
             task.event = streams.record(stream)
-            self._held.given(given, task.event, streams)
+            self._held.given(rest, task.event, streams)
         if self.spans is not None:  # the time to issue it; the device's own is the profiler's
             name = getattr(fn, "__name__", None) or type(fn).__name__
             self.spans.note((name, self.name, start, perf_counter(), site, None, None, None))
@@ -170,6 +172,7 @@ class StreamTask(Task):
         current = lane.streams.current()
         if not self.done:
             lane.streams.wait(current, self.event)
+            # what is not seen is safe too: all that the lane runs later waits for this stream first
             for tensor in tensors(self.value):
                 lane.streams.keep(tensor, current)
             self.done = True
@@ -207,6 +210,11 @@ class DeviceThreadLane(ThreadLane):
         self.held.release()
         return True
 
+    def close(self) -> None:
+        super().close()
+        if not self.busy:  # else its thread did not end in time, and may issue more
+            self.settle(None)
+
 
 class DeviceTask(ThreadTask):
     """A task of a thread with a stream: who waits for it has its own stream wait too."""
@@ -225,14 +233,15 @@ class DeviceTask(ThreadTask):
         @functools.wraps(fn)
         def on_stream(*given: Any) -> Any:
             streams.wait(stream, before)
+            found, rest = looked(given)
             try:
                 with streams.use(stream), own_casts():
                     return fn(*given)
             finally:
-                for tensor in tensors(given):
+                for tensor in found:
                     streams.keep(tensor, stream)
                 self.event = streams.record(stream)
-                lane.held.given(given, self.event, streams)
+                lane.held.given(rest, self.event, streams)
 
         self.fn = on_stream
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from rose_compiler.runtime.events import DeviceThreadLane, StreamLane, TorchStreams
-from rose_compiler.runtime.held import Held, inside, opaque, tensors
+from rose_compiler.runtime.held import Held, inside, looked, tensors
 from rose_compiler.runtime.lanes import ThreadLane, ThreadTask
 from rose_compiler.runtime.recording import RaceFound, RecordingStreams
 from rose_compiler.runtime.support import Runtime
@@ -283,9 +285,9 @@ def test_what_an_object_holds_is_not_let_go_early(
 def test_what_is_held_is_let_go_when_the_stream_is_through() -> None:
     held, happened = Held(), set[int]()
     streams: Any = SimpleNamespace(happened=happened.__contains__)
-    held.given([SimpleNamespace(), torch.ones(1), 3, [{"x": None}]], 1, streams)
+    held.given(looked([SimpleNamespace(), torch.ones(1), 3, [{"x": None}]])[1], 1, streams)
     assert [len(kept) for _, kept in held._given] == [1]
-    held.given([torch.ones(1)], 2, streams)
+    held.given(looked([torch.ones(1)])[1], 2, streams)
     assert len(held._given) == 1
     happened.add(1)
     held.given([], 3, streams)
@@ -302,6 +304,121 @@ def test_objects_are_looked_into_as_far_as_that_goes() -> None:
     assert not inside(lambda: x)[1]
     assert not inside(torch.nn.Linear(1, 1))[1]
     assert not inside([SimpleNamespace(k=k) for k in range(2000)])[1]
-    assert [opaque(v) for v in (x, (x, [1.0]), {"a": x}, deep, torch.Size([1]))] == [
+    assert [bool(looked(v)[1]) for v in (x, (x, [1.0]), {"a": x}, deep, torch.Size([1]))] == [
         *(False, False, False, True, False)
     ]
+
+
+class Drawn(Mapping[str, torch.Tensor]):
+    """Its items are made when somebody asks for them, some of them in vain."""
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        if key == "b":
+            raise OSError("no such shard")
+        return torch.rand(4)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter("ab")
+
+    def __len__(self) -> int:
+        return 2
+
+
+class Guarded(list[torch.Tensor]):
+    """Nobody may go through it."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        raise OSError("no such shard")
+
+
+@pytest.mark.parametrize("kind", [StreamLane, DeviceThreadLane])
+def test_no_code_of_what_is_handed_over_is_run(kind: Any) -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(4), torch.rand(4)
+    torch.manual_seed(0)
+    lane, drawn, guarded = kind("a", RecordingStreams()), Drawn(), Guarded([torch.ones(1)])
+    found = [lane.submit(0, lambda m: m["a"], drawn).wait() for _ in range(2)]
+    assert all(map(torch.equal, found, expected))
+    assert lane.submit(1, lambda v: v[0], guarded).wait() is guarded[0]
+    assert lane.submit(2, lambda *_: (drawn, guarded)).wait()[0] is drawn
+    lane.close()
+    assert looked((drawn, guarded))[1] == [drawn, guarded]
+
+
+def test_what_holds_itself_is_looked_at_once() -> None:
+    loop: list[Any] = [torch.ones(1)]
+    loop.append({"loop": loop})
+    assert [len(part) for part in looked(loop)] == [1, 0]
+    assert [len(loop), inside(loop)[1]] == [2, True]
+
+
+def test_arrays_of_objects_may_hold_tensors() -> None:
+    held = np.empty(1, object)
+    held[0] = torch.ones(1)
+    rows = np.zeros(1, [("n", int), ("x", object)])
+    for value in (held, rows, rows[0]):
+        assert len(looked((value,))[1]) == 1
+        assert not inside((value,))[1]
+    for value in (np.ones(3), np.zeros(1, [("n", int)]), np.float32(1)):
+        assert looked((value,)) == ([], [])
+        assert inside((value,))[1]
+
+
+def test_a_long_buffer_is_not_gone_through_for_each_task() -> None:
+    streams, x = Noted(), torch.ones(1)
+    lane = StreamLane("stream:a", streams)
+    for value in (deque([x] * 5000), [deque([x] * 600) for _ in range(9)], deque([1.0] * 5000)):
+        streams.asked.clear()
+        lane.submit(0, len, value).wait()
+        assert streams.asked.count("1 keeps") <= 1000
+        found, whole = inside(value)
+        assert not whole
+        assert len(found) <= 1
+
+
+@pytest.mark.parametrize("kind", [StreamLane, DeviceThreadLane])
+@pytest.mark.parametrize("others", [0, 2000], ids=["short", "long"])
+@pytest.mark.parametrize("where", ["lane", "coordinator"])
+def test_what_is_taken_out_of_a_buffer_is_not_let_go_early(
+    kind: Any, others: int, where: str
+) -> None:
+    """By the lane's own task, or behind it; in a container that is looked through, or held."""
+    streams = RecordingStreams()
+    lane = kind("a", streams)
+
+    def work(buffer: deque[Any]) -> None:
+        with streams:
+            buffer[0].neg()
+        if where == "lane":
+            buffer.popleft()
+
+    with streams:
+        buffer = deque([torch.ones(4), *[None] * others])
+        task = lane.submit(0, work, buffer)
+        if isinstance(task, ThreadTask):
+            task.arrived(None)
+        buffer.clear()
+        torch.zeros(4)
+        lane.settle(None)
+        torch.zeros(4)
+    lane.close()
+    streams.check()
+
+
+def test_a_thread_that_ends_waits_for_its_stream() -> None:
+    class Blocking(RecordingStreams):
+        blocked = 0
+
+        def synchronize(self, stream: int) -> None:
+            self.blocked += 1
+            super().synchronize(stream)
+
+    streams = Blocking()
+    lane = DeviceThreadLane("a", streams)
+    lane.submit(0, len, [SimpleNamespace()])
+    lane.close()
+    assert streams.blocked == 1
+    assert not lane.held._given
+    lane.submit(1, torch.ones, 2).wait()  # it starts anew
+    lane.close()
+    assert streams.blocked == 1, "the coordinator's stream waits for it already"
