@@ -71,6 +71,11 @@ class HostedShard(BaseShard):
         finally:
             self._revives = before
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether steps are timed from now on."""
+        raise NotImplementedError
+
     def timed(self, on: bool) -> None:
         """Let steps from now on be timed, or not; not while one is under way."""
         raise NotImplementedError
@@ -135,6 +140,11 @@ class ThreadShard(HostedShard):
             return value.result
         result: BodyResult = value
         return result
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether steps are timed from now on."""
+        return self._timed
 
     def timed(self, on: bool) -> None:
         """Let steps from now on be timed, or not; not while one is under way."""

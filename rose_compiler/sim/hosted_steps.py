@@ -46,6 +46,18 @@ class HostedSteps:
             if isinstance(shard, HostedShard):
                 shard.timed(on)
 
+    @contextmanager
+    def timing(self) -> Iterator[None]:
+        """Let the shards in threads and processes time the step inside the block; after it they do
+        what they did before, however it ended."""
+        before = [(s, s.is_timed) for s in self._shards if isinstance(s, HostedShard)]
+        self.timed(True)
+        try:
+            yield
+        finally:
+            for shard, on in before:
+                shard.timed(on)
+
     def times(self) -> tuple[float, float, float] | None:
         """When the first shard began the last step and the last one ended it (``perf_counter``),
         and the CPU seconds of all; None unless all of them were timed."""

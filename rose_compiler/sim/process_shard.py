@@ -118,7 +118,7 @@ class ProcessShard(HostedShard):
 
     def renew(self) -> None:
         """A new process, in which the environments are built anew."""
-        timed, at_once = bool(self._view.clock[TIMED]), bool(self._view.at_once[0])
+        timed, at_once = self.is_timed, bool(self._view.at_once[0])
         self.host.kill()
         self.host = host = self._again()
         host.ready()
@@ -211,6 +211,11 @@ class ProcessShard(HostedShard):
             self._again = partial(self._again, cores=frozenset(cores))
             bind_process(self.pid, cores)
         return True
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether steps are timed from now on."""
+        return bool(self._view.clock[TIMED])
 
     def timed(self, on: bool) -> None:
         """Let the process time its steps from now on, or not; not while one is under way."""

@@ -185,16 +185,16 @@ class ShardedEnv(HostedSteps, VectorEnv):
 
         Raises what an environment raised, with a note that names the shard.
         """
-        noted = phases.wanted()
         try:
-            if noted:  # what environments name elsewhere; lanes ask for it themselves
-                self.timed(True)
-            self.step_async(actions)
-            result = self.step_wait()
-            if noted:
+            if not phases.wanted():
+                self.step_async(actions)
+                return self.step_wait()
+            self._check_free()
+            with self.timing():  # what environments name elsewhere; lanes ask for it themselves
+                self.step_async(actions)
+                result = self.step_wait()
                 phases.hand_on(self.phases())
-                self.timed(False)
-            return result
+                return result
         except KeyboardInterrupt as error:
             self._fault(error)
             raise
@@ -204,9 +204,7 @@ class ShardedEnv(HostedSteps, VectorEnv):
 
         Shards in the caller's thread have finished theirs by then.
         """
-        self._check()
-        for shard in self._shards:
-            shard.check()
+        self._check_free()
         pairs = list(zip(self._shards, self._split(actions), strict=True))
         try:
             for shard, part in pairs:
@@ -252,9 +250,7 @@ class ShardedEnv(HostedSteps, VectorEnv):
         ``options`` go to every environment; ``options["reset_mask"]`` (bool, one for each
         environment) selects those that are reset, and is taken out of the dict as by gymnasium.
         """
-        self._check()
-        for shard in self._shards:
-            shard.check()
+        self._check_free()
         seeds = arguments.seeds(seed, self._shards, self.num_envs)
         mask = None
         if options is not None and "reset_mask" in options:
@@ -368,6 +364,12 @@ class ShardedEnv(HostedSteps, VectorEnv):
             if shard.fault is not None:
                 let_go(self._shards)
                 raise lost(shard)
+
+    def _check_free(self) -> None:
+        """:meth:`_check`, and that no step is under way."""
+        self._check()
+        for shard in self._shards:
+            shard.check()
 
     def _step_failed(self, error: BaseException) -> None:
         """Let go of everything, unless only environments that were never reset have raised: these

@@ -12,7 +12,7 @@ import pytest
 from sim_envs import Falling, Phased, Slow, Walk
 
 from rose_compiler.base import phases
-from rose_compiler.base.errors import HostTimeout
+from rose_compiler.base.errors import HostTimeout, RuntimeFault
 from rose_compiler.runtime.support import Runtime
 from rose_compiler.sim import ShardedEnv
 
@@ -143,6 +143,37 @@ def test_a_lane_notes_it_while_it_is_recorded(env: Any) -> None:
     lane.step(7, shard, ACTIONS).wait()
     assert shard.times() is None, "timing ends with the recording"
     runtime.close()
+
+
+def test_a_step_of_the_whole_leaves_timing_as_it_was(env: Any) -> None:
+    (shard,) = env.shards()
+    for before in (False, True):
+        shard.timed(before)
+        with phases.collecting():
+            env.step(ACTIONS)
+            assert shard.is_timed is before
+            with pytest.raises(ValueError, match="expected 2 actions"):
+                env.step(np.zeros((3, 2), np.float32))
+        assert shard.is_timed is before
+    env.step_async(ACTIONS)
+    with phases.collecting(), pytest.raises(RuntimeFault, match="already under way"):
+        env.step(ACTIONS)
+    env.step_wait()
+    assert env.times() is not None, "nobody forgets what the step under way tells"
+    shard.timed(False)
+
+
+def test_a_step_of_the_whole_that_fails_leaves_nothing_timed() -> None:
+    env = ShardedEnv.split([Falling, Phased], shards=2, hosts="thread")
+    env.reset(seed=0)
+    with phases.collecting() as ended:
+        for _ in range(2):
+            env.step(ACTIONS)
+        with pytest.raises(ValueError, match="fell over"):
+            env.step(ACTIONS)
+    assert len(ended) == 4
+    assert not any(shard.is_timed for shard in env.shards())
+    env.close()
 
 
 @pytest.mark.parametrize("hosts", ["process", "thread"])
