@@ -8,6 +8,7 @@ others lasts until the devices are through with it; once a schedule is settled o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
@@ -19,13 +20,31 @@ _AT_ONCE = frozenset({"", "cpu", "meta"})
 
 
 def in_use() -> list[torch.device]:
-    """Devices that this process issues to already, as torch says without starting any."""
+    """Devices that this process issues to already, as torch says without starting any: of each kind
+    the current one, and those with memory of torch's on them."""
     found = []
     for kind in ("cuda", "xpu"):
         module = getattr(torch, kind, None)
         if module is not None and module.is_initialized():
-            found.append(torch.device(kind, module.current_device()))
+            current = module.current_device()
+            numbers = range(module.device_count())
+            used = [n for n in numbers if n == current or _occupied(module, n)]
+            found += [torch.device(kind, n) for n in used]
     return found
+
+
+def _occupied(module: Any, number: int) -> bool:
+    try:
+        return bool(module.memory_reserved(number))
+    except RuntimeError:  # an allocator of somebody else's keeps no books
+        return False
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for a device, if it is of the kind that this torch can wait for."""
+    kind = torch.accelerator.current_accelerator()
+    if kind is not None and kind.type == device.type:
+        torch.accelerator.synchronize(device)
 
 
 class Awaiting:
@@ -35,7 +54,7 @@ class Awaiting:
 
     def __init__(
         self,
-        synchronize: Callable[[torch.device], None] = torch.accelerator.synchronize,
+        synchronize: Callable[[torch.device], None] = synchronize,
         others: Callable[[], Iterable[torch.device]] = in_use,
     ) -> None:
         self._synchronize = synchronize

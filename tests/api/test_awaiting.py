@@ -94,6 +94,47 @@ def test_all_devices_in_use_are_waited_for() -> None:
     assert waited == ["cuda:1", "cuda:0"] * 2
 
 
+def seen_on(device: str) -> Any:
+    program = parse(TEXT)
+    facts.put(program.find("a"), spec=facts.Spec("tensor", device=device))
+    return program
+
+
+@pytest.mark.parametrize("device", ["xla:0", "hpu:0", "privateuseone:0", "cuda:1"])
+@pytest.mark.parametrize("kind", [None, "cuda"])
+def test_only_what_this_torch_can_wait_for_is_waited_for(
+    device: str, kind: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[str] = []
+    accelerator = torch.accelerator
+    here = None if kind is None else torch.device(kind)
+    monkeypatch.setattr(accelerator, "current_accelerator", lambda: here)
+    if kind is not None:
+        monkeypatch.setattr(accelerator, "synchronize", lambda d: waited.append(str(d)))
+    Awaiting(others=list)(seen_on(device))
+    assert waited == ([device] if kind is not None and device.startswith(kind) else [])
+
+
+@pytest.mark.parametrize("books", [True, False])
+def test_other_devices_with_memory_of_torch_are_in_use(
+    books: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reserved(number: int) -> int:
+        if not books:
+            raise RuntimeError("this allocator has no getDeviceStats")
+        return 5 if number == 1 else 0
+
+    for name, value in {
+        "is_initialized": lambda: True,
+        "current_device": lambda: 2,
+        "device_count": lambda: 4,
+        "memory_reserved": reserved,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    expected = ["cuda:1", "cuda:2"] if books else ["cuda:2"]
+    assert [str(device) for device in in_use()] == expected
+
+
 def test_nothing_is_started_by_asking() -> None:
     assert in_use() == []
     assert not torch.cuda.is_initialized()
