@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _heapq
 from typing import Any
 
 import pytest
@@ -126,11 +127,7 @@ def short(envs: Any, net: Any, opt: Any, obs: Tensor) -> Any:
     return obs, seen
 
 
-def one_more(net: Any, x: Tensor) -> Tensor:
-    return net(x)
-
-
-UNKNOWN = [one_more]
+HEAP: list[float] = []
 
 
 def late(envs: Any, net: Any, opt: Any, obs: Tensor) -> Any:
@@ -139,10 +136,10 @@ def late(envs: Any, net: Any, opt: Any, obs: Tensor) -> Any:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             a = net(obs)
             loss = a.float().pow(2).mean()
-            if net.updates > 2:
-                for _ in range(2):
-                    b = UNKNOWN[0](net, obs * 0.37)
-                    loss = loss + b.float().abs().mean()
+            if net.updates > 2:  # what it does is watched when it first runs
+                b = net(moved(envs, a))
+                loss = loss + b.float().abs().mean()
+                _heapq.heappush(HEAP, 0.0)
         opt.zero_grad()
         loss.backward()
         opt.step()
