@@ -201,7 +201,7 @@ def draw_of(name: str, args: Any, kwargs: Any, tensor: torch.Tensor) -> Any:
 
 def expand_sizes(tensor: torch.Tensor, sizes: tuple[Any, ...]) -> tuple[Any, ...]:
     """Sizes for ``tensor.expand`` with -1 wherever the tensor has that size already."""
-    flat = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], tuple | list) else sizes
+    flat = _flat(sizes)
     new = len(flat) - tensor.dim()
     return tuple(
         -1 if i >= new and type(s) is int and s == tensor.shape[i - new] else s
@@ -211,12 +211,44 @@ def expand_sizes(tensor: torch.Tensor, sizes: tuple[Any, ...]) -> tuple[Any, ...
 
 def reshape_sizes(result: torch.Tensor, sizes: tuple[Any, ...]) -> tuple[Any, ...]:
     """Sizes for a reshape to ``result`` with -1 for the first: batches mostly come first, and then
-    the call does for any number of rows."""
-    flat = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], tuple | list) else sizes
+    the call does for any number of rows. Where -1 stands elsewhere, the first is meant as it is."""
+    flat = _flat(sizes)
     fixed = all(type(s) is int for s in flat)
-    if not fixed or result.numel() == 0 or len(flat) != result.dim():
+    if not fixed or result.numel() == 0 or len(flat) != result.dim() or -1 in flat[1:]:
         return sizes
     return ((-1, *result.shape[1:]),) if flat else sizes
+
+
+def with_free_sizes(
+    name: str, args: tuple[Any, ...], values: tuple[Any, ...], result: Any
+) -> tuple[Any, ...] | None:
+    """The operands of an ``expand``, ``view`` or ``reshape`` with -1 for sizes that the code gives
+    as numbers, ``None`` where it gives no such. With other operands the code may raise, or mean
+    something else: where the first size is fixed and a later one is not, rows are not rows."""
+    if name == "expand" and values:
+        sizes = expand_sizes(values[0], args[1:])
+    elif name in ("view", "reshape") and isinstance(result, torch.Tensor):
+        sizes = reshape_sizes(result, args[1:])
+        if -1 in _flat(sizes)[1:]:
+            return args
+    else:
+        return None
+    return None if _flat(sizes) == _flat(args[1:]) else (args[0], *sizes)
+
+
+def _flat(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], tuple | list) else sizes
+
+
+def unchanged(source: torch.Tensor, result: torch.Tensor) -> bool:
+    """Whether a view equals the tensor that it is one of."""
+    return (
+        source.data_ptr() == result.data_ptr()
+        and source.shape == result.shape
+        and source.stride() == result.stride()
+        and source.dtype == result.dtype
+        and source.requires_grad == result.requires_grad
+    )
 
 
 _ENTERED = ("torch.nn.functional", "torch.functional", "torch._tensor")

@@ -22,12 +22,11 @@ from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 
 from rose_compiler.base.remarks import Blocker
-from rose_compiler.frontend import call_names
+from rose_compiler.frontend import call_names, sizes
 from rose_compiler.frontend.audit import Audit, Blocked, Effects, blocked, storage_key
 from rose_compiler.frontend.modes import device_offsets, other_modes
 from rose_compiler.frontend.record import spec_of
 from rose_compiler.frontend.scalars import TracedNumber, traced_number, untraced
-from rose_compiler.frontend.sizes import AXES, NAMES, TYPED, Vary, read_by_torch, sizes_read
 from rose_compiler.ir import facts, functions
 from rose_compiler.ir.checks import check_valid
 
@@ -39,12 +38,14 @@ class Recorder(TorchFunctionMode):
     uses become placeholders. ``out_of_place`` records in-place calls on tensors made inside as the
     calls that compute the same out of place, where nobody else shares the memory. Sizes that
     ``vary`` are taken from operands, when other code than torch's reads them; ``sized``: whether it
-    did, ``read``: whether any Python code did, torch's own included. ``typed``: whether a dtype or
-    device was read, or a conversion left out that does nothing to tensors of these.
+    did, ``read``: whether the graph hangs on one: any Python code did, torch's own included, or it
+    is made of as many parts as a tensor had. ``parted``: the axes, and their sizes, along which
+    that holds. ``typed``: whether a dtype or device was read, or a conversion left out that does
+    nothing to tensors of these.
     """
 
     def __init__(
-        self, lifted: Mapping[str, torch.Tensor], *, out_of_place: bool, vary: Vary = "none"
+        self, lifted: Mapping[str, torch.Tensor], *, out_of_place: bool, vary: sizes.Vary = "none"
     ) -> None:
         super().__init__()
         self.graph = fx.Graph()
@@ -54,6 +55,7 @@ class Recorder(TorchFunctionMode):
         self.checks: list[fx.Node] = []
         self.pure = True
         self.sized = self.read = self.typed = False
+        self.parted: set[tuple[int, int]] = set()
         self.raised = ""  # a call that raised, which the code may have caught
         self.blocker: Blocker | None = None
         self._out_of_place, self._vary = out_of_place, vary
@@ -205,9 +207,9 @@ class Recorder(TorchFunctionMode):
     def _sizes(self, name: str, args: Any, kwargs: Any, result: Any, frame: types.FrameType) -> Any:
         """What a read of metadata gives."""
         other = not args or self._own(args[0]) is None  # states are compared before each call
-        self.read |= other and name in NAMES | AXES
-        self.typed |= name in TYPED and self._handed(args, kwargs)
-        if name not in NAMES or read_by_torch(frame):
+        self.read |= other and name in sizes.NAMES | sizes.AXES | sizes.LAYOUT
+        self.typed |= name in sizes.TYPED and self._handed(args, kwargs)
+        if name not in sizes.NAMES or sizes.read_by_torch(frame):
             return result
         self.sized |= other
         if self._vary == "none":
@@ -218,7 +220,7 @@ class Recorder(TorchFunctionMode):
             facts.put(node, spec=spec_of(value))
             return self.number(value, node)
 
-        found = sizes_read(name, args, untraced(kwargs), result, self._vary, number)
+        found = sizes.sizes_read(name, args, untraced(kwargs), result, self._vary, number)
         if found is None:
             raise self._stop("host-read", "`len` of a tensor fixes its size, which may change")
         return found
@@ -287,6 +289,9 @@ class Recorder(TorchFunctionMode):
             self.pure = False
             if self._entry_grad != torch.is_grad_enabled():
                 raise self._stop("mode-change", "a tensor is written under another gradient mode")
+        self.read |= name in sizes.PARTS
+        if name in sizes.APART and self._handed(args, kwargs):
+            self.parted.add(sizes.apart(untraced(args), untraced(kwargs)))
         self._adopt(result, node)
         return result
 
@@ -339,10 +344,8 @@ class Recorder(TorchFunctionMode):
             other = call_names.OUT_OF_PLACE.get(name)
             if other is not None and self._sole_owner(values[0]):
                 return other, args, kwargs
-        if name == "expand" and values:
-            args = (args[0], *call_names.expand_sizes(values[0], args[1:]))
-        if name in ("view", "reshape") and isinstance(result, torch.Tensor) and not kwargs:
-            args = (args[0], *call_names.reshape_sizes(result, args[1:]))
+        if (free := call_names.with_free_sizes(name, args, values, result)) is not None:
+            args, self.read = free, True
         return call_names.cheapest(func, name, args, kwargs)
 
     def _sole_owner(self, tensor: torch.Tensor) -> bool:
@@ -370,13 +373,7 @@ class Recorder(TorchFunctionMode):
             self.typed |= name != "contiguous" and self._handed(args, kwargs)
             return self.operand(result)
         source = args[0]
-        if name not in call_names.RESHAPES or (
-            source.data_ptr() != result.data_ptr()
-            or source.shape != result.shape
-            or source.stride() != result.stride()
-            or source.dtype != result.dtype
-            or source.requires_grad != result.requires_grad
-        ):
+        if name not in call_names.RESHAPES or not call_names.unchanged(source, result):
             return None
         self.read = True  # of other sizes it may be more than the tensor itself
         return self.operand(source)

@@ -20,6 +20,14 @@ Vary = Literal["none", "rows", "all"]
 NAMES = frozenset(("shape", "size", "numel", "nelement", "__len__"))
 #: What hangs on the number of axes alone.
 AXES = frozenset(("dim", "ndim", "ndimension", "is_same_size"))
+#: What hangs on sizes, and stays as it is in the graph.
+LAYOUT = frozenset(("nbytes", "stride", "is_contiguous", "dim_order"))
+#: What takes a tensor apart into a number of parts that its sizes give.
+PARTS = frozenset(
+    ("split", "chunk", "unsafe_split", "unsafe_chunk", "unbind", "unsafe_unbind", "gradient")
+)
+#: Those of which one row more or less may change nothing, and many rows do.
+APART = frozenset(("split", "chunk", "unsafe_split", "unsafe_chunk"))
 #: What reads a dtype or device, of a tensor.
 TYPED = frozenset(
     (
@@ -29,7 +37,7 @@ TYPED = frozenset(
     )
 )
 _TORCH = os.path.dirname(str(torch.__file__)) + os.sep
-_LIBRARIES = (_TORCH, os.path.dirname(np.__file__) + os.sep)
+_NUMPY = os.path.dirname(np.__file__) + os.sep
 
 
 class Sizes(tuple[Any, ...]):
@@ -44,6 +52,13 @@ def read_by_torch(frame: types.FrameType) -> bool:
     """Whether torch's own Python code reads a size: for checks and for sizes of its own, which
     only other sizes put to the test."""
     return frame.f_code.co_filename.startswith(_TORCH)
+
+
+def apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
+    """The axis along which a call of :data:`APART` takes a tensor apart, and its size."""
+    tensor = args[0] if args else next(iter(kwargs.values()))
+    axis = kwargs.get("dim", args[2] if len(args) > 2 else 0) % tensor.dim()
+    return axis, tensor.shape[axis]
 
 
 def sizes_read(
@@ -81,8 +96,11 @@ class WatchedArray(np.ndarray):
     def __array_finalize__(self, of: Any) -> None:
         self.told = getattr(of, "told", None)
 
-    def _read(self, frame: types.FrameType, *, typed: bool = False) -> None:
-        if self.told is not None and not frame.f_code.co_filename.startswith(_LIBRARIES):
+    def _read(self, frame: types.FrameType | None, *, typed: bool = False) -> None:
+        # numpy's own code reads for who called it: `np.shape(a)`
+        while frame is not None and frame.f_code.co_filename.startswith(_NUMPY):
+            frame = frame.f_back
+        if self.told is not None and not (frame is not None and read_by_torch(frame)):
             self.told(typed)
 
     @property  # type: ignore[misc]  # numpy's may be assigned; nobody does here
@@ -99,6 +117,11 @@ class WatchedArray(np.ndarray):
     def ndim(self) -> Any:
         self._read(sys._getframe(1))
         return self.view(np.ndarray).ndim
+
+    @property
+    def nbytes(self) -> Any:
+        self._read(sys._getframe(1))
+        return self.view(np.ndarray).nbytes
 
     @property
     def dtype(self) -> Any:

@@ -25,10 +25,12 @@ import torch.fx as fx
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.frontend.audit import Blocked, storage_key
 from rose_compiler.frontend.crosscheck import (
+    arrays_in,
     crosscheck,
     fixes_sizes,
     generator_states,
     set_generator_states,
+    tensors_in,
 )
 from rose_compiler.frontend.host_calls import Attributes, HostCalls
 from rose_compiler.frontend.inputs import Inputs
@@ -55,8 +57,8 @@ class Traced:
     and ``checks`` name the nodes that draw random numbers and that may raise for values. A graph
     that is not ``pure`` writes tensors it has made itself, so its nodes keep their order.
     ``mentions`` is what the code that ran reads from Python objects. ``sized``: whether other code
-    than torch's read a size, which the graph may hold, ``read``: whether any Python code did,
-    ``fixed``: whether of an array, which stays a number.
+    than torch's read a size, which the graph may hold, ``read``: whether it hangs on any,
+    ``fixed``: on one of an array, or on the number of parts of a batch, which stay as they are.
     ``typed``: whether a dtype or device was read, or a conversion dropped; ``kinds``: whether the
     code asks what is None, or of which type.
     ``known`` is what the graph was proven for, by argument; of sizes it leaves out any.
@@ -236,7 +238,12 @@ def _record(
     recorder.graph.output(outputs)
     _drop_dead(recorder)
     made = _finish(recorder, inputs, result, contexts)
-    return replace(made, mentions=host.mentions, kinds=host.kinds)
+    shapes = [tuple(t.shape) for value in example_args for t in tensors_in(value)]
+    shapes += [a.shape for value in example_args for a in arrays_in(value)]
+    rows = {shape[0] for shape in shapes if shape}
+    parted = any(axis == 0 or size in rows for axis, size in recorder.parted)
+    fixed = made.fixed or parted
+    return replace(made, mentions=host.mentions, kinds=host.kinds, fixed=fixed)
 
 
 def _output(recorder: Recorder, value: Any) -> Any:

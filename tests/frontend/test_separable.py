@@ -203,10 +203,15 @@ class TestGraphs:
         assert separable(graph, {"x": 1}) == {"return.0": 1}
         assert graph.forward(torch.ones(3, 11, 2, 2)).shape == (3, 11, 4)
 
-    def test_a_first_size_is_never_fixed(self) -> None:
-        t = traced(lambda x: x.view(ROWS, -1).reshape(ROWS, 2, 3), (torch.randn(ROWS, 3, 2),))
+    def test_a_first_size_is_not_fixed_unless_the_code_leaves_another_one_open(self) -> None:
+        t = traced(lambda x: x.view(ROWS, 6).reshape(ROWS, 2, 3), (torch.randn(ROWS, 3, 2),))
         assert separable(t.gm, {"x": 0}) == {"return.0": 0}
         assert t.gm.forward(torch.ones(11, 3, 2)).shape == (11, 2, 3)
+        t = traced(lambda x: x.view(ROWS, -1).reshape(ROWS, 2, 3), (torch.randn(ROWS, 3, 2),))
+        graph = any_rows(t.gm, {"x": 0})
+        assert not isinstance(graph, Blocker)
+        assert separable(graph, {"x": 0}) == {"return.0": 0}
+        assert graph.forward(torch.ones(11, 3, 2)).shape == (11, 2, 3)
 
     def test_what_does_not_depend_on_the_batch(self) -> None:
         table = nn.Linear(3, 3)

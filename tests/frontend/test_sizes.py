@@ -153,3 +153,96 @@ def test_a_graph_knows_where_none_would_be_something_else_and_pays_nothing_elsew
     known = traced(or_none, X).known[0]
     assert known == Shape(None)
     assert not traced(lambda x: x * 2, X).known
+
+
+def of_groups(x: Tensor) -> Tensor:
+    return x.view(2, -1).mean(1)
+
+
+def of_groups_apart(x: Tensor) -> Tensor:
+    return x.reshape(2, -1, 3).mean(1)
+
+
+def flat(x: Tensor) -> Tensor:
+    return x.reshape(12)
+
+
+def by_two(x: Tensor) -> Tensor:
+    return torch.stack([part.sum() for part in x.split(2)]).sum()
+
+
+def by_two_across(x: Tensor) -> Tensor:
+    return torch.stack([part.sum() for part in x.t().split(2, 1)]).sum()
+
+
+def in_three(x: Tensor) -> Tensor:
+    return torch.stack([part.mean() for part in x.chunk(3)]).mean()
+
+
+def row_by_row(x: Tensor) -> Tensor:
+    first, *others = x.unbind()
+    return first + sum(others)
+
+
+def column_by_column(x: Tensor) -> Tensor:
+    return torch.stack(x.unbind(1)).sum(0)
+
+
+def by_bytes(x: Tensor) -> Tensor:
+    return x / x.nbytes
+
+
+def by_stride(x: Tensor) -> Tensor:
+    return x * x.stride(0)
+
+
+def by_numpys_shape(x: Any) -> Tensor:
+    return torch.as_tensor(x) * np.shape(x)[0]
+
+
+def by_numpys_size(x: Any) -> Tensor:
+    return torch.as_tensor(x) / np.size(x)
+
+
+def by_an_arrays_bytes(x: Any) -> Tensor:
+    return torch.as_tensor(x) / x.nbytes
+
+
+OF_ARRAYS = [by_numpys_shape, by_numpys_size, by_an_arrays_bytes]
+OF_TENSORS = [of_groups, of_groups_apart, flat, by_two, by_two_across, in_three]
+OF_TENSORS += [row_by_row, column_by_column, by_bytes, by_stride]
+
+
+@pytest.mark.parametrize("fn", [*OF_ARRAYS, *OF_TENSORS])
+def test_a_graph_is_right_for_all_sizes_that_it_says_it_is_right_for(
+    fn: Callable[..., Any],
+) -> None:
+    array = fn in OF_ARRAYS
+    for options in ({}, {"rows": True}, {"vary": "rows"}, {"vary": "all"}):
+        found = trace(fn, [X.numpy() if array else X], lifted={}, **options)  # type: ignore[arg-type]
+        if isinstance(found, Blocker):
+            assert options, found
+            continue
+        sizes = Sizes(dict(zip("x", found.known.values(), strict=False)), refused, refused)
+        for shape in ((1, 3), (2, 3), (3, 3), (6, 3), (8, 3), (4, 2), (4, 6)):
+            made = torch.arange(float(np.prod(shape))).reshape(shape)
+            other = made.numpy() if array else made
+            if sizes.differ(("x",), (other,)):
+                continue
+            try:
+                expected = fn(other)
+            except RuntimeError:
+                assert options, "with these sizes it raises"
+                continue
+            assert torch.equal(found.gm.forward(other), expected), (options, shape)
+
+
+def two_heads(x: Tensor) -> Tensor:
+    mean, spread = x.chunk(2, -1)
+    return mean + spread.exp()
+
+
+def test_parts_of_each_row_leave_the_number_of_rows_open() -> None:
+    found = trace(two_heads, [X.reshape(3, 4)], lifted={}, rows=True)
+    assert isinstance(found, Traced)
+    assert found.known[0] == Shape((None, 4))
