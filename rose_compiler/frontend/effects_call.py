@@ -7,6 +7,7 @@ import ast
 import inspect
 import types
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -147,15 +148,9 @@ def static_call(
         if isinstance(receiver.obj, torch.nn.Module) and target.__name__ == "train":
             walker.around.trained |= set(walker.around.names.part(receiver.obj, "mode"))
         found = apply(walker, effects, receiver, positional, keywords)
-        return structured(
-            target, getattr(target, "__name__", ""), receiver, positional, found
-        ) or Val(
-            found.places,
-            NOT_STATIC,
-            result_type(target, effects) or elementwise(target, kinds),
-            shares=found.shares,
-            modules=found.modules,
-        )
+        made = structured(target, getattr(target, "__name__", ""), receiver, positional, found)
+        kind = result_type(target, effects) or elementwise(target, kinds)
+        return made or replace(found.view(kind), modules=found.modules)
     if target is next and positional:
         return effects_iter.advance(walker, positional[0], node)
     if pure_builtin(target):
@@ -235,7 +230,7 @@ def method_call(
         found = apply(walker, effects, receiver, positional, keywords)
         made = structured(None, attr, receiver, positional, found)
         result = method_type(receiver, attr)
-        return made or Val(found.places, NOT_STATIC, result, shares=found.shares)
+        return made or found.view(result)
     kind = receiver.type
     raw = inspect.getattr_static(kind, attr, None)
     if isinstance(raw, classmethod):
@@ -277,7 +272,7 @@ def module_call(
     walker.out.calls.add("module")
     if effects is not None and not effects.if_traced:
         found = apply(walker, effects, receiver, positional, keywords)
-        return Val(found.places, NOT_STATIC, torch.Tensor, shares=found.shares)
+        return found.view(torch.Tensor)
     forward = type(module).forward
     plain = type(module).__call__ is torch.nn.Module.__call__ and "forward" not in vars(module)
     if has_hooks(module):

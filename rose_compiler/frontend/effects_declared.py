@@ -81,7 +81,10 @@ def _declared_entries(walker: Walker, text: str, values: dict[str, Val]) -> list
     for place in value.all_places:
         axes = [_declared_axis(a.strip(), values) for a in index.rstrip("]").split(",")]
         region = f"[{', '.join(axes)}]" if bracket and any(a != ":" for a in axes) else ""
-        found.append(place + (f".{path}" if path else "") + (region if "[" not in place else ""))
+        below = f".{path}" if path else ""
+        if "[" in place or place not in value.places:  # an index says nothing of a view
+            region = ""
+        found.append(place + below + region)
     return found
 
 

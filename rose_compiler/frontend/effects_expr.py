@@ -338,8 +338,9 @@ class ExpressionWalker:
             places = frozenset(grads_of(p) for p in base.all_places)
             self.out.reads.update(dict.fromkeys(places))
             return Val(places, NOT_STATIC, torch.Tensor)
-        same = name in ("T", "mT", "H", "mH", "data", "real", "imag", "flat")
-        kind = base.type if same else None
+        if name in ("T", "mT", "H", "mH", "flat"):
+            return base.view(base.type, loaded=base.loaded)
+        kind = base.type if name in ("data", "real", "imag") else None
         return Val(base.places, NOT_STATIC, kind, loaded=base.loaded, shares=base.shares)
 
     def subscript(self, node: ast.Subscript) -> Val:
@@ -367,8 +368,7 @@ class ExpressionWalker:
             return FRESH
         if base.each is not None or base.items is not None:
             return iterated(base)
-        kind = base.type if is_tensor(base) else None
-        return Val(base.places, NOT_STATIC, kind, shares=base.shares)
+        return base.view(base.type if is_tensor(base) else None)
 
     # -- indices -------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ IMMUTABLE = (
     range,
 )
 MAX_DEPTH = 8
+_Kind = type[Any] | None
 #: Containers that hold references: changing which ones changes no item.
 CONTAINERS = (list, dict, set, collections.deque, collections.OrderedDict, collections.defaultdict)
 
@@ -68,6 +69,14 @@ class Val:
     def parts(self) -> tuple[Val, ...]:
         """The values of ``items``, without their keys."""
         return tuple(self.items.values() if isinstance(self.items, dict) else self.items or ())
+
+    def view(self, kind: _Kind, *, loaded: bool = True) -> Val:
+        """A value of this type in the same memory. Rows of a tensor that is a view or a part of
+        another one are not that one's rows: no index of it narrows what it touches."""
+        places, shares = self.places, self.shares
+        if kind is not None and issubclass(kind, (torch.Tensor, np.ndarray)):
+            places, shares = frozenset(), places | shares
+        return Val(places, NOT_STATIC, kind, loaded, shares=shares)
 
     def as_list(self) -> Val:
         """A list of values like this one."""
@@ -143,7 +152,7 @@ def iterated(value: Val) -> Val:
     if isinstance(value.items, dict):
         return FRESH
     if value.type is torch.Tensor or value.type is np.ndarray:
-        return Val(value.all_places, NOT_STATIC, value.type)
+        return Val(value.all_places).view(value.type)
     return Val(value.all_places)
 
 
