@@ -136,6 +136,13 @@ def plan(
                 "tensors, and so can't be handed a copy",
                 where=(at,) if (at := place(_named(members))) else (),
             )
+        if writer := _between(state, members, deps):
+            return Blocker(
+                "effects-conflict",
+                f"{title(_named(members))} reads {state} behind {title(writer)} too, which writes "
+                "it: one copy made in front of both would be the older one",
+                where=(at,) if (at := place(writer)) else (),
+            )
         if not _copies_alike(live := _live(node, program, deps)):
             return Blocker(
                 "unsupported-shape",
@@ -212,6 +219,20 @@ def _only_traced(state: str, within: Sequence[fx.Node], deps: Dependences) -> bo
         elif any(related(e.state, state) for e in deps.effects(node)) and not _traced(node):
             return False
     return True
+
+
+def _between(state: str, members: Sequence[fx.Node], deps: Dependences) -> fx.Node | None:
+    """What writes a state behind the first of a group, in front of the last that reads it."""
+    touch = [m for m in members if any(related(e.state, state) for e in deps.effects(m))]
+    at = members[0]
+    while touch and at is not touch[-1]:
+        writes = at not in members and any(
+            e.write and related(e.state, state) for e in deps.effects(at)
+        )
+        if writes:
+            return at
+        at = at.next
+    return None
 
 
 def _traced(node: fx.Node) -> bool:

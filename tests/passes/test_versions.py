@@ -180,6 +180,33 @@ def test_copies_are_one_more_candidate() -> None:
     assert candidates(2, copies=True, **known) == candidates(2, **known)
 
 
+AGAIN = """        train(agent, envs, x)
+        for s, gaze in again(0, 2, 1, gaze=start):
+            move = act(gaze, w)
+            found = try_out(move, tests)
+            yield found
+        worth = again.gaze
+        note(log, worth)
+"""
+
+
+def test_an_evaluation_behind_an_update_reads_what_that_wrote() -> None:
+    def objects() -> dict[str, Any]:
+        return {"agent": Agent(), "envs": Counted(), "tests": Counted(), "log": Counted()}
+
+    text = TEXT.replace("        train(agent, envs, x)\n", AGAIN)
+    plain = objects()
+    interp.run(parse(text, bind=BIND), [3, torch.tensor(1.0)], plain)
+    program = parse(text, bind=BIND)
+    history = PassManager([Versions(), Overlap()], verify=2).run(program, CONTEXT)
+    missed = [r for r in history.remarks.missed() if r.pass_name == "versions"]
+    assert [r.code for r in missed] == ["effects-conflict"]
+    for seed in range(3):
+        found = objects()
+        slots.run(program, [3, torch.tensor(1.0)], found, seed=seed)
+        assert found["log"].seen == plain["log"].seen
+
+
 SAVED = """
 @op(reads=["envs", "agent.params"], writes=["envs"], kind="step", attributes={"step": {"env": "envs", "action": "agent"}})
 def collect(agent, envs): ...
