@@ -56,6 +56,11 @@ class Number:
     value: Any
     followed: bool = True
 
+    @property
+    def absent(self) -> bool:
+        """Whether nothing stood there, where code may have looked for something."""
+        return self.value is _GONE
+
     def now(self, states: Mapping[str, Any]) -> Any:
         """What stands there now, below the roots of a call; something unlike any number if nothing
         does."""

@@ -49,7 +49,10 @@ class Stores:
                     return True
             elif kind != "type" and not isinstance(at, tuple | frozenset):
                 return True
-            at = step(at, kind, key)
+            try:
+                at = step(at, kind, key)
+            except (AttributeError, LookupError, TypeError, ValueError):
+                return not number.absent  # what is not there leads nowhere
         return False
 
 

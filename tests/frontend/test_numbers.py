@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from rose_compiler.frontend.changes import Changes
 from rose_compiler.frontend.mentions import Mentions
 from rose_compiler.frontend.names import StateNames
 from rose_compiler.frontend.numbers import numbers_read
+from rose_compiler.frontend.stores import Stores
 
 
 class Thing:
@@ -232,3 +234,11 @@ def test_what_decides_may_change(name: str) -> None:
     assert not [n.where for n in numbers if n.changed({"t": thing})]
     change(thing)
     assert [n.where for n in numbers if n.changed({"t": thing})]
+
+
+def test_what_is_not_there_is_reached_by_its_name_alone() -> None:
+    thing = SimpleNamespace(rate=1)
+    mentions = mentioned(lambda t: hasattr(t, "mean"), thing)
+    (absent,) = numbers_read(mentions, [thing], StateNames({"t": thing}))
+    assert not Stores(Changes()).reach(absent, {"t": thing})
+    assert Stores(Changes(attributes={"mean": {None}})).reach(absent, {"t": thing})
