@@ -13,7 +13,13 @@ from rose_compiler.frontend.scalar import is_scalar
 
 _ALL_KEYS = frozenset(("items", "values", "keys"))
 _BY_KEY = frozenset(("get", "pop", "setdefault"))
-_BY_NAME = frozenset(("getattr", "hasattr", "attrgetter"))
+_ASKED = ("__getattr__", "__getattribute__")
+#: What finds an attribute by its name, and which of its arguments are names.
+_BY_NAME = {
+    **dict.fromkeys(("getattr", "hasattr"), slice(1, 2)),
+    **dict.fromkeys(_ASKED, slice(-1, None)),
+    "attrgetter": slice(None),
+}
 _ANY_NAME = frozenset(("vars", "__dict__"))
 
 
@@ -83,12 +89,14 @@ class Mentions:
         through = bool(names & _ALL_KEYS)
         self.lengths |= "len" in names
         self.all_keys, self.any_key = self.all_keys or through, self.any_key or through
-        if names & _BY_NAME:
-            texts = {c for c in code.co_consts if isinstance(c, str) and c.isidentifier()}
+        self.any_attribute |= bool(names & _ANY_NAME)
+        if names & _BY_NAME.keys():
+            constants = [text for each in code.co_consts for text in _constants(each)]
+            parts = [p for text in constants if isinstance(text, str) for p in text.split(".")]
+            texts = {part for part in parts if part.isidentifier()}
             self.attributes |= texts
             self.looked |= texts
-        built = any(at.opname == "BUILD_STRING" for at in dis.get_instructions(code))
-        self.any_attribute |= bool(names & _ANY_NAME) or (built and bool(names & _BY_NAME))
+            self.any_attribute |= _by_any_name(code)
 
     def ran(self, code: types.CodeType) -> bool:
         """Whether a function was called."""
@@ -103,7 +111,62 @@ class Mentions:
         of the same name is that of something else."""
         if name in self.attributes or (name in self.methods and not number):
             return True
+        return self.by_any_name(name)
+
+    def by_any_name(self, name: str) -> bool:
+        """Whether an attribute of this name may be one that is found by a name from elsewhere."""
         return self.any_attribute and not name.startswith("_")
+
+
+def _by_any_name(code: types.CodeType) -> bool:
+    """Whether code finds an attribute by a name that is not written out in it."""
+    steps = [at for at in dis.get_instructions(code) if at.opname not in ("EXTENDED_ARG", "NOP")]
+    asked = None
+    if code.co_name in _ASKED and code.co_argcount > 1:
+        # what it is asked for is named where it is asked, unless the variable is bound anew
+        asked = code.co_varnames[1]
+        for at in steps:
+            if at.opname.startswith("STORE_FAST") and asked in _each(at.argval):
+                asked = None
+    for n, at in enumerate(steps):
+        if at.opname.startswith("LOAD_") and at.opname != "LOAD_CONST" and at.argval in _BY_NAME:
+            known = _known_arguments(steps[n + 1 :], asked)
+            if not known or not all(known[_BY_NAME[at.argval]]):
+                return True
+    return False
+
+
+def _known_arguments(steps: list[dis.Instruction], asked: str | None) -> list[bool]:
+    """Of each argument of a call whose function has just been loaded, whether it is a constant, or
+    the variable ``asked``; none if that can't be told.
+
+    Follows the stack above the function, without jumps, up to the call of as many arguments as it
+    holds: any other call in between has its own function there, too.
+    """
+    stack: list[bool] = []
+    for at in steps:
+        if at.opname in ("PRECALL", "CALL") and at.arg == len(stack):
+            return stack
+        if at.opcode in dis.hasjrel or at.opcode in dis.hasjabs:
+            return []
+        effect = dis.stack_effect(at.opcode, at.arg, jump=False)
+        if -effect > len(stack):
+            return []
+        if effect > 0:
+            loaded = _each(at.argval) if at.opname.startswith("LOAD_FAST") else ()
+            variables = loaded if len(loaded) == effect else (None,) * effect
+            constant = at.opname == "LOAD_CONST"
+            stack += [constant or (v is not None and v == asked) for v in variables]
+            continue
+        del stack[len(stack) + effect :]
+        if stack:
+            stack[-1] = False  # what the step made of those that it took
+    return []
+
+
+def _each(names: Any) -> tuple[Any, ...]:
+    """The variables of a step that may load, or store, two at once."""
+    return names if isinstance(names, tuple) else (names,)
 
 
 def _by_key(at: dis.Instruction | None) -> bool:

@@ -239,7 +239,8 @@ class _Found:
                 yield "item", n, each, f"{where}[{n}]"
         elif isinstance(value, type | types.ModuleType):
             for key, each in _of_namespace(value):
-                if key in self.mentions.attributes:
+                found = _plain_data(each) and self.mentions.by_any_name(key)
+                if key in self.mentions.attributes or found:
                     yield "attr", key, each, f"{where}.{key}"
         else:
             yield from self._attributes(value, where)
@@ -258,7 +259,8 @@ class _Found:
             if cls.__module__.partition(".")[0] in _LIBRARIES:
                 continue
             for key, each in list(vars(cls).items()):
-                if key in known.attributes and key not in below and _plain_data(each):
+                read = key in known.attributes or known.by_any_name(key)
+                if read and key not in below and _plain_data(each):
                     yield "attr", key, each, f"{where}.{key}"
                 elif isinstance(each, types.FunctionType) and known.ran(each.__code__):
                     # what a method is may change, for an object and for all of its class

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -137,6 +138,20 @@ def uncalled(value: float = 2.0) -> float:
 vars(uncalled)["rate"] = 1.0
 
 
+def fetched(of: Any, name: str) -> Any:
+    return getattr(of, name)
+
+
+class Around:
+    """Has the attributes of something else, too."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
 class Base:
     def number(self) -> int:
         return 1
@@ -218,6 +233,41 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], Any, Callable[[Any], Any]]] = {
         SimpleNamespace(one=scaled, other=scaled),
         lambda t: setattr(t, "other", uncalled),
     ),
+    "a name that is handed on": (
+        lambda t: fetched(t, "it"),
+        SimpleNamespace(it=1),
+        lambda t: setattr(t, "it", 2),
+    ),
+    "names in a list": (
+        lambda t: [getattr(t, name) for name in t.names],
+        SimpleNamespace(it=1, names=["it"]),
+        lambda t: setattr(t, "it", 2),
+    ),
+    "names in a tuple": (
+        lambda t: [getattr(t, name) for name in ("it", "names")],
+        SimpleNamespace(it=1, names=[]),
+        lambda t: setattr(t, "it", 2),
+    ),
+    "a name with a default": (
+        lambda t: getattr(t, t.names[0], max(1, 2)),
+        SimpleNamespace(it=1, names=["it"]),
+        lambda t: setattr(t, "it", 2),
+    ),
+    "a name in a path": (
+        lambda t: operator.attrgetter("inner.it")(t),
+        SimpleNamespace(inner=SimpleNamespace(it=1)),
+        lambda t: setattr(t.inner, "it", 2),
+    ),
+    "of a class, by any name": (
+        lambda t: fetched(t.cls, "kind"),
+        SimpleNamespace(cls=Thing),
+        lambda t: setattr(t, "cls", Around),
+    ),
+    "of something around it": (
+        lambda t: t.it.rate,
+        SimpleNamespace(it=Around(SimpleNamespace(rate=1))),
+        lambda t: setattr(t.it.inner, "rate", 2),
+    ),
     "a rate": (
         lambda t: t.it.param_groups[0]["lr"],
         SimpleNamespace(it=torch.optim.SGD([torch.ones(1)], lr=0.1)),
@@ -242,3 +292,21 @@ def test_what_is_not_there_is_reached_by_its_name_alone() -> None:
     (absent,) = numbers_read(mentions, [thing], StateNames({"t": thing}))
     assert not Stores(Changes()).reach(absent, {"t": thing})
     assert Stores(Changes(attributes={"mean": {None}})).reach(absent, {"t": thing})
+
+
+WRITTEN: list[Callable[[Any], Any]] = [
+    lambda t: getattr(t, "rate"),  # noqa: B009
+    lambda t: getattr(max([t], key=id).inner, "rate", max(1, 2 * id(t))),
+    lambda t: hasattr(t.inner, "rate") and getattr(t, "rate", None) or getattr(t, "mean", ()),
+    lambda t: operator.attrgetter("rate", "inner.rate")(t),
+    lambda t: t.it.rate,
+]
+
+
+def test_names_that_are_written_out_are_no_others() -> None:
+    inner = SimpleNamespace(rate=1, mean=2)
+    thing = SimpleNamespace(it=Around(inner), inner=inner, rate=1)
+    for number, read in enumerate(WRITTEN):
+        mentions = mentioned(read, thing)
+        assert not mentions.any_attribute, number
+        assert "rate" in mentions.attributes, number
