@@ -115,7 +115,7 @@ class Mentions:
 
     def by_any_name(self, name: str) -> bool:
         """Whether an attribute of this name may be one that is found by a name from elsewhere."""
-        return self.any_attribute and not name.startswith("_")
+        return self.any_attribute and not name.startswith("__")
 
 
 def _by_any_name(code: types.CodeType) -> bool:

@@ -253,6 +253,8 @@ class _Found:
             for key, inner in value._modules.items():
                 yield "attr", key, inner, f"{where}.{key}"
         for key, each in below.items():
+            if module and key in _MODULE_FIELDS and key not in known.attributes:
+                continue
             if key != "training" and known.attribute(key, is_number(each)):
                 yield "attr", key, each, f"{where}.{key}"
         for cls in type(value).__mro__:
@@ -286,6 +288,7 @@ class _Whole(tuple[Any, ...]):
         return repr(self[0])
 
 
+_MODULE_FIELDS = frozenset(vars(torch.nn.Module()))
 _DEFAULTS = ("__defaults__", "__kwdefaults__", "__closure__")
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 _PACKED = (np.ndarray, array.array, bytearray)

@@ -142,6 +142,19 @@ def fetched(of: Any, name: str) -> Any:
     return getattr(of, name)
 
 
+class Settings:
+    """Looks its attributes up."""
+
+    def __init__(self, **held: Any) -> None:
+        self._held = held
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_held"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
 class Around:
     """Has the attributes of something else, too."""
 
@@ -267,6 +280,16 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], Any, Callable[[Any], Any]]] = {
         lambda t: t.it.rate,
         SimpleNamespace(it=Around(SimpleNamespace(rate=1))),
         lambda t: setattr(t.it.inner, "rate", 2),
+    ),
+    "a private name that is put together": (
+        lambda t: getattr(t, "_" + t.name),
+        SimpleNamespace(_it=1, name="it"),
+        lambda t: setattr(t, "_it", 2),
+    ),
+    "of a class that looks its attributes up": (
+        lambda t: t.it.rate,
+        SimpleNamespace(it=Settings(rate=1)),
+        lambda t: vars(t.it)["_held"].update(rate=2),
     ),
     "a rate": (
         lambda t: t.it.param_groups[0]["lr"],
