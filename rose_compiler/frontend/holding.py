@@ -37,9 +37,10 @@ def hold_numbers(
     deps = Dependences(program)
     written = {s for graph in program.graphs() for s in written_in(graph, deps)}
     opaque = _opaque(at, deps)
-    stores = None if opaque is None else _stores(program)
+    asked = opaque is not None or any(each.simulated for each in numbers)
+    stores = _stores(program) if asked else None
     for each in numbers:
-        if (why := _why_not(each, written, record)) is not None:
+        if (why := _why_not(each, written, record, stores)) is not None:
             return Unsteady("not-traceable", why)
         if opaque is not None and (stores is None or stores.reach(each, program.objects)):
             why = f"it may read `{each.where}`, and {title(opaque)} may touch anything"
@@ -48,10 +49,15 @@ def hold_numbers(
     return None
 
 
-def _why_not(number: Number, written: set[str], record: Record) -> str | None:
+def _why_not(
+    number: Number, written: set[str], record: Record, stores: Stores | None
+) -> str | None:
     if not number.followed:
         return f"there is too much in `{number.where}` to compare before each call"
-    if number.where in record.unsteady or any(number.written_by(w) for w in written):
+    changes = any(number.written_by(w) for w in written)
+    if number.simulated:  # each step writes the simulator: what of it, the names in its code say
+        changes = stores is None or stores.name(number.steps[-1][1])
+    if number.where in record.unsteady or changes:
         return f"it may read `{number.where}`, which changes"
     return None
 

@@ -28,6 +28,7 @@ from rose_compiler.frontend.mentions import Mentions
 from rose_compiler.frontend.names import StateNames
 from rose_compiler.frontend.reachable import fields_of
 from rose_compiler.frontend.scalar import is_scalar
+from rose_compiler.frontend.source import is_user_type
 from rose_compiler.ir.effects import related
 
 #: How far down objects are searched, and through how many; what lies further is not followed.
@@ -47,7 +48,8 @@ _LIBRARIES = frozenset(("torch", "numpy", "rose_compiler", *sys.stdlib_module_na
 class Number:
     """A number or text that a graph holds: ``where`` in the user's words, ``state`` the name of
     what holds it, and its value when the code was traced. What is not ``followed`` is too much to
-    be compared: no graph may hold it."""
+    be compared: no graph may hold it. One that is ``simulated`` is an attribute of a simulator,
+    which may set it with each step."""
 
     where: str
     state: str
@@ -55,6 +57,7 @@ class Number:
     steps: tuple[_Step, ...]
     value: Any
     followed: bool = True
+    simulated: bool = False
 
     @property
     def absent(self) -> bool:
@@ -162,7 +165,10 @@ class _Found:
                 named = f"{self.names.name_of(value) or where}.param_groups"
                 self.walk(value.param_groups, root, groups, named)
             return
-        if is_simulator(value) or is_hosted(value) or _library(value):
+        if is_simulator(value):
+            self._simulator(value, root, steps, where)
+            return
+        if is_hosted(value) or _library(value):
             return
         if isinstance(value, _FUNCTIONS):
             if steps and steps[-1][0] in ("attr", "item"):  # another may be put in its place
@@ -187,6 +193,23 @@ class _Found:
         for kind, key, each, said in self._below(value, where):
             inner = f"{own}.{key}" if kind == "attr" else own
             self.walk(each, root, (*steps, (kind, key)), said, inner)
+
+    def _simulator(self, value: Any, root: Any, steps: tuple[_Step, ...], where: str) -> None:
+        """The numbers among the attributes of a simulator of the user's, or of one around another;
+        what it simulates with is its own."""
+        if id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        held = dict(fields_of(value))
+        inner = held.get("env")
+        if inner is not None and is_simulator(inner):
+            self._simulator(inner, root, (*steps, ("attr", "env")), f"{where}.env")
+        for cls in filter(is_user_type, type(value).__mro__):
+            held = {**vars(cls), **held}
+        for key, each in held.items() if is_user_type(type(value)) else ():
+            if is_number(each) and self.mentions.attribute(key, True):
+                said, at = f"{where}.{key}", (*steps, ("attr", key))
+                self._add(Number(said, said, root, at, each, simulated=True))
 
     def _function(self, value: Any, where: str) -> None:
         """What a function holds: attributes and defaults that are read, and if it ran, all its

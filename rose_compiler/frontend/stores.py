@@ -16,6 +16,8 @@ from rose_compiler.frontend.changes import Changes
 from rose_compiler.frontend.numbers import Number, step
 
 _ANY = frozenset(("setattr", "delattr", "__setattr__", "__delattr__", "exec"))
+#: What sets an attribute of any name in code of libraries.
+_FOREIGN = frozenset(("exec", "set_attr", "set_wrapper_attr"))
 _SPACE = frozenset(("vars", "globals", "__dict__"))
 _INTO = frozenset(("update", "clear", "pop", "popitem", "setdefault", "__setitem__"))
 _STORES = ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF")
@@ -29,7 +31,7 @@ class Stores:
         more = _stored(fn.__code__ for fn in changes.uncalled)
         self._cells = changes.cells
         self._names = None if more is None else called | more
-        if changes.anything or "exec" in changes.names:
+        if changes.anything or changes.names & _FOREIGN:
             self._names = None
 
     def name(self, name: str) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -140,6 +141,19 @@ vars(uncalled)["rate"] = 1.0
 
 def fetched(of: Any, name: str) -> Any:
     return getattr(of, name)
+
+
+class Simulated(gymnasium.Env[Any, Any]):
+    """A simulator with numbers of its own."""
+
+    kind = 4
+
+    def __init__(self) -> None:
+        self.scale = 1
+
+
+class Wrapped(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A simulator around another."""
 
 
 class Settings:
@@ -290,6 +304,21 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], Any, Callable[[Any], Any]]] = {
         lambda t: t.it.rate,
         SimpleNamespace(it=Settings(rate=1)),
         lambda t: vars(t.it)["_held"].update(rate=2),
+    ),
+    "of a simulator": (
+        lambda t: t.it.scale,
+        SimpleNamespace(it=Simulated()),
+        lambda t: setattr(t.it, "scale", 2),
+    ),
+    "of a simulator's class": (
+        lambda t: t.it.kind,
+        SimpleNamespace(it=Simulated()),
+        lambda t: setattr(t.it, "kind", 5),
+    ),
+    "of a simulator inside another": (
+        lambda t: t.it.unwrapped.scale,
+        SimpleNamespace(it=Wrapped(Simulated())),
+        lambda t: setattr(t.it.env, "scale", 2),
     ),
     "a rate": (
         lambda t: t.it.param_groups[0]["lr"],
