@@ -95,8 +95,9 @@ class Mentions:
             parts = [p for text in constants if isinstance(text, str) for p in text.split(".")]
             texts = {part for part in parts if part.isidentifier()}
             self.attributes |= texts
-            self.looked |= texts
-            self.any_attribute |= _by_any_name(code)
+            names_known = _names_known(code)
+            self.looked |= texts if names_known is None else names_known
+            self.any_attribute |= names_known is None
 
     def ran(self, code: types.CodeType) -> bool:
         """Whether a function was called."""
@@ -118,8 +119,9 @@ class Mentions:
         return self.any_attribute and not name.startswith("__")
 
 
-def _by_any_name(code: types.CodeType) -> bool:
-    """Whether code finds an attribute by a name that is not written out in it."""
+def _names_known(code: types.CodeType) -> set[str] | None:
+    """The names that code finds attributes by; ``None`` if one is not written out in it."""
+    found: set[str] = set()
     steps = [at for at in dis.get_instructions(code) if at.opname not in ("EXTENDED_ARG", "NOP")]
     asked = None
     if code.co_name in _ASKED and code.co_argcount > 1:
@@ -130,20 +132,21 @@ def _by_any_name(code: types.CodeType) -> bool:
                 asked = None
     for n, at in enumerate(steps):
         if at.opname.startswith("LOAD_") and at.opname != "LOAD_CONST" and at.argval in _BY_NAME:
-            known = _known_arguments(steps[n + 1 :], asked)
-            if not known or not all(known[_BY_NAME[at.argval]]):
-                return True
-    return False
+            names = _arguments(steps[n + 1 :], asked)[_BY_NAME[at.argval]]
+            if not names or None in names:
+                return None
+            found.update(part for name in names if name for part in name.split("."))
+    return found
 
 
-def _known_arguments(steps: list[dis.Instruction], asked: str | None) -> list[bool]:
-    """Of each argument of a call whose function has just been loaded, whether it is a constant, or
-    the variable ``asked``; none if that can't be told.
+def _arguments(steps: list[dis.Instruction], asked: str | None) -> list[str | None]:
+    """What each argument of a call is whose function has just been loaded: text, empty for the
+    variable ``asked``, ``None`` if it is something else; no argument at all if that can't be told.
 
     Follows the stack above the function, without jumps, up to the call of as many arguments as it
     holds: any other call in between has its own function there, too.
     """
-    stack: list[bool] = []
+    stack: list[str | None] = []
     for at in steps:
         if at.opname in ("PRECALL", "CALL") and at.arg == len(stack):
             return stack
@@ -155,12 +158,12 @@ def _known_arguments(steps: list[dis.Instruction], asked: str | None) -> list[bo
         if effect > 0:
             loaded = _each(at.argval) if at.opname.startswith("LOAD_FAST") else ()
             variables = loaded if len(loaded) == effect else (None,) * effect
-            constant = at.opname == "LOAD_CONST"
-            stack += [constant or (v is not None and v == asked) for v in variables]
+            text = at.argval if at.opname == "LOAD_CONST" and isinstance(at.argval, str) else None
+            stack += ["" if v is not None and v == asked else text for v in variables]
             continue
         del stack[len(stack) + effect :]
         if stack:
-            stack[-1] = False  # what the step made of those that it took
+            stack[-1] = None  # what the step made of those that it took
     return []
 
 

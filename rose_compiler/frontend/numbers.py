@@ -160,10 +160,10 @@ class _Found:
         if isinstance(value, torch.Tensor):
             return
         if isinstance(value, torch.optim.Optimizer):
-            if "param_groups" in self.mentions.attributes:
-                groups = (*steps, ("attr", "param_groups"))
-                named = f"{self.names.name_of(value) or where}.param_groups"
-                self.walk(value.param_groups, root, groups, named)
+            for key in ("param_groups", "defaults"):
+                if key in self.mentions.attributes:
+                    named = f"{self.names.name_of(value) or where}.{key}"
+                    self.walk(getattr(value, key), root, (*steps, ("attr", key)), named)
             return
         if is_simulator(value):
             self._simulator(value, root, steps, where)
@@ -290,10 +290,9 @@ class _Found:
                 elif isinstance(each, types.FunctionType) and known.ran(each.__code__):
                     # what a method is may change, for an object and for all of its class
                     yield "attr", key, getattr(value, key), f"{where}.{key}"
-        if not (module and _library(type(value))):
-            for key in sorted(known.looked - below.keys()):
-                if _lacks(value, key):
-                    yield "attr", key, _GONE, f"{where}.{key}"
+        for key in sorted(known.looked - below.keys()):
+            if _lacks(value, key):
+                yield "attr", key, _GONE, f"{where}.{key}"
 
 
 class _Whole(tuple[Any, ...]):

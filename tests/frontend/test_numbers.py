@@ -320,6 +320,16 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], Any, Callable[[Any], Any]]] = {
         SimpleNamespace(it=Wrapped(Simulated())),
         lambda t: setattr(t.it.env, "scale", 2),
     ),
+    "an attribute that a library's module lacks": (
+        lambda t: getattr(t.it, "gain", 1.5),
+        SimpleNamespace(it=torch.nn.Tanh()),
+        lambda t: setattr(t.it, "gain", 2.0),
+    ),
+    "a default rate": (
+        lambda t: t.it.defaults["lr"],
+        SimpleNamespace(it=torch.optim.SGD([torch.ones(1)], lr=0.1)),
+        lambda t: t.it.defaults.update(lr=0.2),
+    ),
     "a rate": (
         lambda t: t.it.param_groups[0]["lr"],
         SimpleNamespace(it=torch.optim.SGD([torch.ones(1)], lr=0.1)),
@@ -362,3 +372,4 @@ def test_names_that_are_written_out_are_no_others() -> None:
         mentions = mentioned(read, thing)
         assert not mentions.any_attribute, number
         assert "rate" in mentions.attributes, number
+        assert mentions.looked <= {"rate", "mean", "inner"}, number
