@@ -25,8 +25,8 @@ import torch
 
 from rose_compiler.frontend.components import is_hosted, is_simulator
 from rose_compiler.frontend.mentions import Mentions
-from rose_compiler.frontend.names import StateNames
-from rose_compiler.frontend.reachable import fields_of
+from rose_compiler.frontend.names import PARTS, StateNames
+from rose_compiler.frontend.reachable import field_names, fields_of
 from rose_compiler.frontend.scalar import is_scalar
 from rose_compiler.frontend.source import is_user_type
 from rose_compiler.ir.effects import related
@@ -38,7 +38,7 @@ DEPTH, OBJECTS = 32, 20_000
 ITEMS, MANY = 64, 4096
 #: "attr" or "item", and which; "length"; "keys", and those that are looked for (``None``: all);
 #: "all", the items or members as one value; "type", the class of what stands there; "some", whether
-#: a dict has entries
+#: a dict has entries; "fields", the names of the attributes that an object has
 _Step = tuple[str, Any]
 _GONE = object()
 _LIBRARIES = frozenset(("torch", "numpy", "rose_compiler", *sys.stdlib_module_names))
@@ -77,9 +77,12 @@ class Number:
 
     def written_by(self, state: str) -> bool:
         """Whether who writes a state may change it. An object keeps its class, whatever is written
-        in it, and its methods."""
-        if self.steps and self.steps[-1][0] == "type" and state.startswith(f"{self.state}."):
+        in it, and its methods, and the attributes that it has as long as no other is written."""
+        kind, below = self.steps[-1][0] if self.steps else "", f"{self.state}."
+        if kind == "type" and state.startswith(below):
             return False
+        if kind == "fields" and state.startswith(below):
+            return state.removeprefix(below).partition(".")[0] not in (*self.value, *PARTS)
         if isinstance(self.value, types.MethodType) and state != self.state:
             return False
         return related(self.state, state)
@@ -290,6 +293,8 @@ class _Found:
                 elif isinstance(each, types.FunctionType) and known.ran(each.__code__):
                     # what a method is may change, for an object and for all of its class
                     yield "attr", key, getattr(value, key), f"{where}.{key}"
+        if known.any_attribute:
+            yield "fields", None, field_names(value), f"which attributes {where} has"
         for key in sorted(known.looked - below.keys()):
             if _lacks(value, key):
                 yield "attr", key, _GONE, f"{where}.{key}"
@@ -326,6 +331,8 @@ def step(at: Any, kind: str, key: Any) -> Any:
         return _keys(at, key)
     if kind == "all":
         return _Whole(at)
+    if kind == "fields":
+        return field_names(at)
     if kind == "type":
         return type(at)
     if kind == "some":

@@ -34,6 +34,14 @@ def fields_of(value: Any) -> Iterator[tuple[str, Any]]:
                 continue
 
 
+def field_names(value: Any) -> tuple[str, ...]:
+    """The names of the attributes stored in an object itself, and of the parts of a module."""
+    names = [name for name, _ in fields_of(value)]
+    if isinstance(value, torch.nn.Module):
+        names += [*value._parameters, *value._buffers, *value._modules]
+    return tuple(dict.fromkeys(names))
+
+
 class Reachable:
     """Everything below some objects, walked once; ``attributes`` has the types seen below each."""
 

@@ -330,6 +330,11 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], Any, Callable[[Any], Any]]] = {
         SimpleNamespace(it=torch.optim.SGD([torch.ones(1)], lr=0.1)),
         lambda t: t.it.defaults.update(lr=0.2),
     ),
+    "an attribute that comes": (
+        lambda t: getattr(t, t.names[0], 1.0),
+        SimpleNamespace(names=["it"]),
+        lambda t: setattr(t, "it", 2.0),
+    ),
     "a rate": (
         lambda t: t.it.param_groups[0]["lr"],
         SimpleNamespace(it=torch.optim.SGD([torch.ones(1)], lr=0.1)),
