@@ -20,6 +20,8 @@ _BY_NAME = {
     **dict.fromkeys(_ASKED, slice(-1, None)),
     "attrgetter": slice(None),
 }
+#: What has all arguments of a call on the stack; in Python 3.11 another step takes them from there.
+_CALL = "PRECALL" if "PRECALL" in dis.opmap else "CALL"
 _ANY_NAME = frozenset(("vars", "__dict__"))
 
 
@@ -148,7 +150,7 @@ def _arguments(steps: list[dis.Instruction], asked: str | None) -> list[str | No
     """
     stack: list[str | None] = []
     for at in steps:
-        if at.opname in ("PRECALL", "CALL") and at.arg == len(stack):
+        if at.opname == _CALL and at.arg == len(stack):
             return stack
         if at.opcode in dis.hasjrel or at.opcode in dis.hasjabs:
             return []

@@ -364,7 +364,7 @@ def test_what_is_not_there_is_reached_by_its_name_alone() -> None:
 WRITTEN: list[Callable[[Any], Any]] = [
     lambda t: getattr(t, "rate"),  # noqa: B009
     lambda t: getattr(max([t], key=id).inner, "rate", max(1, 2 * id(t))),
-    lambda t: hasattr(t.inner, "rate") and getattr(t, "rate", None) or getattr(t, "mean", ()),
+    lambda t: (hasattr(t.inner, "rate") and getattr(t, "rate", None)) or getattr(t, "mean", ()),
     lambda t: operator.attrgetter("rate", "inner.rate")(t),
     lambda t: t.it.rate,
 ]
