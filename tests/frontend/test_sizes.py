@@ -163,6 +163,10 @@ def of_groups_apart(x: Tensor) -> Tensor:
     return x.reshape(2, -1, 3).mean(1)
 
 
+def in_threes(x: Tensor) -> Tensor:
+    return x.reshape(-1, 3) * 2
+
+
 def flat(x: Tensor) -> Tensor:
     return x.reshape(12)
 
@@ -209,7 +213,7 @@ def by_an_arrays_bytes(x: Any) -> Tensor:
 
 
 OF_ARRAYS = [by_numpys_shape, by_numpys_size, by_an_arrays_bytes]
-OF_TENSORS = [of_groups, of_groups_apart, flat, by_two, by_two_across, in_three]
+OF_TENSORS = [of_groups, of_groups_apart, in_threes, flat, by_two, by_two_across, in_three]
 OF_TENSORS += [row_by_row, column_by_column, by_bytes, by_stride]
 
 
