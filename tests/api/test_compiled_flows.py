@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +15,16 @@ from torch import Tensor, nn
 
 import rose_compiler
 from rose_compiler.base.decision import Decision
-from rose_compiler.runtime import gradients, graphs, inductor
 from rose_compiler.sim import ShardedEnv
+from rose_compiler.testing.losses import as_traced
 
 STEPS, SIGMA = 3, 0.3
 
 
 @pytest.fixture(autouse=True)
-def _as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would be compiled runs as the graph that Inductor would be given."""
-
-    def as_it_is(function: Callable[..., list[Tensor]], given: list[Tensor]) -> Any:
-        with torch.no_grad():
-            return inductor.make_fx(function)(*given)
-
-    monkeypatch.setattr(gradients, "_built", as_it_is)
-    monkeypatch.setattr(graphs, "built", as_it_is)
-    monkeypatch.setattr(graphs, "PAYS", float("inf"))
-    monkeypatch.setattr(gradients, "_known_losses", {})
-    monkeypatch.setattr(graphs, "_known_graphs", {})
+def _uncompiled() -> Iterator[None]:
+    with as_traced():
+        yield
 
 
 class Flow(nn.Module):

@@ -3,31 +3,25 @@ trains as eager does, bit for bit, where nothing is compiled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import rose_compiler
 from rose_compiler.base.decision import Decision
-from rose_compiler.runtime import gradients, graphs, inductor
+from rose_compiler.runtime import inductor
+from rose_compiler.testing.losses import as_traced
 
 
 @pytest.fixture(autouse=True)
-def as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    def as_it_is(function: Callable[..., list[Tensor]], given: list[Tensor]) -> Any:
-        with torch.no_grad():
-            return inductor.make_fx(function)(*given)
-
-    monkeypatch.setattr(gradients, "_built", as_it_is)
-    monkeypatch.setattr(graphs, "built", as_it_is)
-    monkeypatch.setattr(graphs, "PAYS", float("inf"))
-    monkeypatch.setattr(gradients, "_known_losses", {})
-    monkeypatch.setattr(graphs, "_known_graphs", {})
+def _uncompiled() -> Iterator[None]:
+    with as_traced():
+        yield
 
 
 def appended(net: Any, opt: Any, x: Any, y: Any, log: Any) -> None:

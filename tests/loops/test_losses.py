@@ -3,19 +3,18 @@ does, bit for bit. What it makes of that differs by rounding (tests/runtime/test
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 import rose_compiler
 from rose_compiler.api import Compiled
 from rose_compiler.base.decision import Decision
 from rose_compiler.passes import fuse_replays
-from rose_compiler.runtime import cuda_graphs, gradients, graphs, inductor
+from rose_compiler.runtime import cuda_graphs, inductor
+from rose_compiler.testing.losses import as_traced
 from tests.loops.bits import differing
 from tests.loops.harness import Trained, eager, sync, train
 from tests.loops.registry import SCRIPTS
@@ -35,18 +34,10 @@ FUSED = {
 
 
 @pytest.fixture
-def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def uncompiled() -> Iterator[None]:
     """What Inductor would be given runs as it is, and always pays."""
-
-    def as_it_is(function: Callable[..., list[Tensor]], given: list[Tensor]) -> Any:
-        with torch.no_grad():
-            return inductor.make_fx(function)(*given)
-
-    monkeypatch.setattr(gradients, "_built", as_it_is)
-    monkeypatch.setattr(graphs, "built", as_it_is)
-    monkeypatch.setattr(graphs, "PAYS", float("inf"))
-    monkeypatch.setattr(gradients, "_known_losses", {})
-    monkeypatch.setattr(graphs, "_known_graphs", {})
+    with as_traced():
+        yield
 
 
 def compiled(script: Any, decision: Decision, folder: Path) -> tuple[Trained, list[Compiled]]:
