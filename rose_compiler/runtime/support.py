@@ -383,10 +383,3 @@ def _child(value: Any, name: str) -> Any:
     if isinstance(value, dict) and name in value:
         return value[name]
     return getattr(value, name)
-
-
-def check_valid(condition: torch.Tensor, message: str) -> None:
-    """Raise the ``ValueError`` of :mod:`torch.distributions` where a condition does not hold
-    everywhere; ``condition`` is boolean, of any shape."""
-    if not bool(condition.all()):
-        raise ValueError(message)
