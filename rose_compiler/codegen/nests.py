@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -216,7 +215,7 @@ class Statements(Straight):
         self._close(shared)
         for context in modes[len(self._open) :]:
             name = self.variables.unused(f"_rose_{context.kind}")
-            self.constants[name] = functools.partial(contexts.make, context)
+            self.constants[name] = contexts.maker(context)
             body: list[ast.stmt] = []
             entered = ast.withitem(ast.Call(ast.Name(name, ast.Load()), [], []))
             self._write(ast.With([entered], body))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,9 +72,15 @@ def make(context: Context) -> AbstractContextManager[Any]:
     Raises:
         KeyError: for a kind that :data:`CONTEXTS` does not have.
     """
+    return maker(context)()
+
+
+def maker(context: Context) -> Callable[[], AbstractContextManager[Any]]:
+    """What makes the context manager of a context whenever it is called; raises as :func:`make`."""
     words: dict[str, Any] = dict(a for a in context.args if isinstance(a, tuple))
     args = [a for a in context.args if not isinstance(a, tuple)]
-    return CONTEXTS[context.kind](*args, **words)
+    kind = CONTEXTS[context.kind]
+    return partial(kind, *args, **words) if context.args else kind
 
 
 def region_of(contexts: tuple[Context, ...]) -> int:
