@@ -154,11 +154,8 @@ def _clear(collect: fx.Node, update: fx.Node, rewrite: Rewriter) -> list[fx.Node
             )
     for node in front:
         rewrite.move(node, before=collect)
-    last = update
-    for node in behind[1:]:
-        if node not in joined:
-            rewrite.move(node, after=last)
-            last = node
+    for node in reversed([n for n in behind[1:] if n not in joined]):
+        rewrite.move(node, after=update)  # the last first: it may wait for those in front of it
     return joined
 
 

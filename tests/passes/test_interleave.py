@@ -115,6 +115,20 @@ def test_forwards_run_while_the_simulator_steps() -> None:
         assert {k: vars(v) for k, v in found.items()} == {k: vars(v) for k, v in plain.items()}
 
 
+def test_what_the_collection_leaves_may_be_used_behind_both() -> None:
+    """Two operations between the loops, of which the second waits for the first."""
+    text = TEXT.replace(
+        "    with no_grad():\n",
+        "    kept = act(trips.obs)\n    told = act(kept)\n    with no_grad():\n",
+    )
+    text = text.replace("return trips.obs", "return told")
+    program, history = passed(text)
+    assert [r.pass_name for r in history.remarks.applied()][:1] == ["interleave"]
+    assert interp.run(program, [0.5], objects()) == interp.run(
+        parse(text, bind=BIND), [0.5], objects()
+    )
+
+
 REFUSED: dict[str, tuple[str, str]] = {
     # a whole batch is looked at, of which a later trip collects a part
     "incomplete-group": ('reads=["other.params", "buf.obs[t]"]', 'reads=["other.params", "buf.obs"]'),
