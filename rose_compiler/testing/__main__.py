@@ -20,7 +20,8 @@ from rose_compiler.testing.fuzz import KINDS, fuzz
 HANGS = 120.0
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
-console = Console(highlight=False, soft_wrap=True)
+# programs are shown as they are: `x[g]` is no markup, and `:a:` no picture
+console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 @app.callback()

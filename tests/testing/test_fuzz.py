@@ -46,13 +46,13 @@ def test_the_command_tells_what_it_ran() -> None:
 
 def test_the_command_fails_with_the_program_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(data: Any, result: Any, folder: Any) -> None:
-        raise AssertionError("it differs")
+        raise AssertionError("it differs at x[g] of x[:ok:]")
 
     monkeypatch.setitem(KINDS, "nests", broken)
     ran = CliRunner().invoke(app, ["fuzz", "--programs", "3", "--kinds", "nests"])
     assert ran.exit_code == 1
     assert "DIFFERENT" in ran.output
-    assert "it differs" in ran.output
+    assert "it differs at x[g] of x[:ok:]" in ran.output
     assert fuzzing.fuzz("nests", 3, 0).programs == 1
 
 
