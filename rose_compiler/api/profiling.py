@@ -65,7 +65,8 @@ class Instrumented:
         self._passed: list[str] = []
         self._due = 0.0
         self._looks = stretches  # at memory; a look takes as long as many operations
-        emitted = emit(program, tick=self._looking if stretches else self.recorder.tick)
+        self.recorder.look = self._looking if stretches else None
+        emitted = emit(program, tick=self.recorder.tick)
         self._outer = {k: m.key for k, m in enumerate(emitted.marks) if not m.path}
         self.marks: tuple[Mark, ...] = emitted.marks
         self.plan = emitted.plan
@@ -94,14 +95,14 @@ class Instrumented:
         if self._looks:
             self._stretch()
             self._looks = False
+            self.recorder.look = None
         self._raw.append(_Ran(self.recorder.raw(), spans, trace, nvml))
         return result
 
     def _looking(self, k: int) -> None:
-        """A tick that also looks at memory behind operations of the outermost body; the rarer, the
-        longer that takes."""
-        self.recorder.tick(k)
-        if not self._looks or (key := self._outer.get(k)) is None:
+        """Look at memory behind operations of the outermost body; the rarer, the longer that
+        takes."""
+        if (key := self._outer.get(k)) is None:
             return
         self._passed.append(key)
         now = perf_counter()

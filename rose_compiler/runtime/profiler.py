@@ -44,6 +44,8 @@ class Recorder:
     ticks that follow upon each other, so that some operations are seen alone."""
 
     def __init__(self) -> None:
+        #: Also called with each tick, for as long as it is set when an iteration begins.
+        self.look: Callable[[int], object] | None = None
         self.tick: Callable[[int], None] = self._make()
 
     def raw(self) -> Raw:
@@ -54,6 +56,7 @@ class Recorder:
         self.marks: list[int] = []
         self.times: list[float] = []
         self.samples: list[Sample] = []
+        self._due = 0.0
         self._clocks: Clocks | None = None
         self._since = 0.0
         self._ahead = 0  # ticks until the pair of samples that is due; -1 between the two
@@ -67,7 +70,7 @@ class Recorder:
             mark(k)
             at(time)
             if time > due:
-                due = self._pair(time)
+                due = self._seldom(k, time)
 
         def begin() -> None:
             nonlocal due
@@ -76,7 +79,8 @@ class Recorder:
             self.times.clear()
             self.samples.clear()
             self._ahead = self._drawn % CHOICE
-            due = self._sample(now())
+            self._due = self._sample(now())
+            due = self._due if self.look is None else 0.0
             at(now())
 
         self.begin = begin
@@ -93,6 +97,15 @@ class Recorder:
         now = perf_counter()
         self.times.append(now)
         self._sample(now)
+
+    def _seldom(self, k: int, time: float) -> float:
+        """What most ticks leave out; the time behind which it is due again."""
+        if time > self._due:
+            self._due = self._pair(time)
+        if self.look is None:
+            return self._due
+        self.look(k)
+        return 0.0
 
     def _pair(self, time: float) -> float:
         """A sample at the tick that was chosen and at the next one; when another one is due."""
