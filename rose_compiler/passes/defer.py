@@ -318,7 +318,10 @@ def _memory(node: fx.Node, deps: Dependences) -> list[str]:
 
 
 def _changes(node: fx.Node, loop: LoopView, deps: Dependences) -> bool:
-    """Whether a value may be another one by the end of the loop: its memory is written in it."""
+    """Whether a value may be another one once it is used: its memory is written in the loop, or is a
+    state's, of which what uses it behind the loop would not count as a reader."""
+    if any(not name.startswith("%") for name in deps.scope.aliases(node)):
+        return True
     names = _memory(node, deps)
     written = {e.state for n in loop.graph.nodes for e in deps.effects(n) if e.write}
     return any(related(w, n) for w in written for n in names)

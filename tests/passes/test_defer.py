@@ -165,19 +165,22 @@ def test_refused(code: str) -> None:
     assert not history.remarks.applied()
 
 
-def test_a_view_of_what_the_loop_writes_is_copied() -> None:
+@pytest.mark.parametrize("written", [True, False])
+def test_a_view_of_a_state_is_copied(written: bool) -> None:
+    """Of memory that the loop leaves alone, too: a list of it would be no reader of the state."""
     text = TEXT.replace(
         "value = critic(obs, w)",
         'seen = look(buf, t) @ facts(alias=["buf.frames"])\n            value = critic(seen, w)',
     )
     text = '@op(reads=["buf.frames"], writes=[])\ndef look(buf, t): ...\n\n' + text
-    text = text.replace(
-        'reads=["log"], writes=["log"], results=0)',
-        'reads=["buf.frames"], writes=["buf.frames"], results=0)',
-    )
-    text = text.replace("def note(log, reward)", "def note(buf, reward)").replace(
-        "note(log, reward)\n        yield", "note(buf, reward)\n        yield"
-    )
+    if written:
+        text = text.replace(
+            'reads=["log"], writes=["log"], results=0)',
+            'reads=["buf.frames"], writes=["buf.frames"], results=0)',
+        )
+        text = text.replace("def note(log, reward)", "def note(buf, reward)").replace(
+            "note(log, reward)\n        yield", "note(buf, reward)\n        yield"
+        )
     program = typed(text)
     for node in program.nodes():
         if node.name == "seen":
