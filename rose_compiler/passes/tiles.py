@@ -147,7 +147,6 @@ class Tiler:
         return params
 
     def _hand_on(self, params: dict[tuple[int, int], fx.Node]) -> None:
-        output = output_node(self.loop.graph)
         for (k, g), param in params.items():
             following = self.loop.carried_next[k]
             assert isinstance(following, fx.Node)
@@ -156,7 +155,9 @@ class Tiler:
             else:
                 shards = range(len(self.tiling.groups[g]))
                 parts = [self.shard[following, g, s] for s in shards]
-                part = self._joined(parts, following, self.tiling.group_rows[g], before=output)
+                # where the shards are: others may use the whole batch further up than its end
+                rows = self.tiling.group_rows[g]
+                part = self._joined(parts, following, rows, before=following)
                 self.group[following, g] = part
             self._set_next(param, part)
 

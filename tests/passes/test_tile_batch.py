@@ -130,6 +130,16 @@ def test_what_the_cycle_reads_may_be_written_beside_it() -> None:
     assert order.index("note") > max(k for k, name in enumerate(order) if name == "act")
 
 
+def test_what_is_handed_on_may_be_used_whole_on_the_same_trip() -> None:
+    text = TEXT.replace(
+        "        yield next_obs",
+        "        store(buf, t, next_obs, next_obs)\n        yield next_obs",
+    )
+    program = parse(text)
+    history = PassManager([TileBatch()], verify=2).run(program, CONTEXT)
+    assert len(history.remarks.applied()) == 1
+
+
 def test_values_that_differ_are_refused_in_both_modes(blocked) -> None:
     for numerics in ("close", "bitwise"):
         context = replace(CONTEXT, numerics=numerics, probe=lambda node, rows: "differ")
