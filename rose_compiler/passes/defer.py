@@ -318,8 +318,8 @@ def _memory(node: fx.Node, deps: Dependences) -> list[str]:
 
 
 def _changes(node: fx.Node, loop: LoopView, deps: Dependences) -> bool:
-    """Whether a value may be another one once it is used: its memory is written in the loop, or is a
-    state's, of which what uses it behind the loop would not count as a reader."""
+    """Whether a value may be another one once it is used: its memory is written in the loop, or is
+    a state's, of which what uses it behind the loop would not count as a reader."""
     if any(not name.startswith("%") for name in deps.scope.aliases(node)):
         return True
     names = _memory(node, deps)
