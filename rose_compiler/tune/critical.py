@@ -48,6 +48,40 @@ def timing(tasks: Iterable[Task], seconds: Mapping[str, float]) -> Timing:
     return Timing(makespan, start, end, slack, tuple(reversed(path)))
 
 
+def longest_through(
+    tasks: Iterable[Task], seconds: Mapping[str, float], most: int = 32
+) -> tuple[float, list[tuple[str, ...]]]:
+    """The makespan, and of the longest paths through each task the ``most`` longest, none twice,
+    the longest of all first. Raises as ``simulate``."""
+    before, order = _order(tasks)
+    to: dict[str, float] = {}  # the longest path that ends with a task, and from it on to an end
+    on: dict[str, float] = {}
+    cause: dict[str, str | None] = {}
+    follower: dict[str, str | None] = {}
+    for name in order:
+        cause[name] = max(before[name], key=lambda other: to[other], default=None)
+        to[name] = max((to[other] for other in before[name]), default=0.0) + seconds[name]
+    for name in reversed(order):
+        on[name] = on.get(name, 0.0) + seconds[name]
+        follower.setdefault(name, None)
+        for other in before[name]:
+            if on[name] > on.get(other, -1.0):
+                on[other], follower[other] = on[name], name
+    found: list[tuple[str, ...]] = []
+    seen: set[str] = set()  # what lies on a longer path has its own in that one
+    for name in sorted(order, key=lambda name: seconds[name] - to[name] - on[name]):
+        if name in seen or len(found) == most:
+            continue
+        back, ahead = [name], [name]
+        while (earlier := cause[back[-1]]) is not None:
+            back.append(earlier)
+        while (later := follower[ahead[-1]]) is not None:
+            ahead.append(later)
+        found.append((*reversed(back), *ahead[1:]))
+        seen.update(found[-1])
+    return max(to.values(), default=0.0), found
+
+
 @dataclass(frozen=True)
 class Wait:
     """``branch`` ended ``slack`` seconds before the last of those that ``join`` waits for."""

@@ -3,8 +3,9 @@
 A graph of branches is a list of tasks: a lane runs its own in order, ``after`` are the joins. The
 tuner measures a few iterations at different quotas, fits the response of every task, and shifts
 chunks until the predicted iteration stops shrinking. What it predicts with is the longest path
-through the graph under the fitted times; a path that was the longest once bounds every later
-prediction from below, so that only quotas that shorten all known paths are predicted at all.
+through the graph under the fitted times. The longest paths through each task under some quotas
+bound every later prediction from below, so that only quotas that shorten all of these are predicted
+at all.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rose_compiler.base.machine import Schedule, Task
-from rose_compiler.tune.critical import lane_slack, timing
+from rose_compiler.tune.critical import lane_slack, longest_through, timing
 from rose_compiler.tune.response import Response, fit
 
 #: Least relative gain that is worth another prediction or another measured iteration.
@@ -38,7 +39,8 @@ class Tuned:
     """Quotas in chunks by lane, and how they were found.
 
     ``measured_s`` is the best measured iteration, with these quotas; ``equal_s`` the one with
-    equal quotas. ``iterations`` counts measured iterations, ``predictions`` predicted ones.
+    equal quotas. ``iterations`` counts measured iterations, ``predictions`` predicted ones, and
+    ``plans`` the plans that either was about.
     """
 
     chunks: Quotas
@@ -47,6 +49,7 @@ class Tuned:
     equal_s: float
     iterations: int
     predictions: int
+    plans: int
     slack: Mapping[str, float]  # of each lane under these quotas
     curves: Mapping[str, Response] = field(default_factory=dict)
     moves: tuple[Move, ...] = ()
@@ -67,6 +70,7 @@ def tune(
     lanes: Sequence[str] | None = None,
     points: int = 4,
     rounds: int = 6,
+    plans: int | None = None,
 ) -> Tuned:
     """Find quotas for ``lanes``, by default all those of ``tasks``; others are left alone.
 
@@ -74,7 +78,8 @@ def tune(
     and ended. ``chunks`` is how many there are to give; every lane gets at least one. ``points``,
     3 to 5, iterations are measured to fit the curves, then at most ``rounds`` more: one for each
     plan, which corrects the curves before the next, and the rest for single chunks moved from
-    measured slack, since contention for memory is in no curve.
+    measured slack, since contention for memory is in no curve. ``plans`` bounds how many plans are
+    measured or predicted in all, whichever comes first.
 
     Raises ``ValueError`` for fewer chunks than lanes or a number of points out of range.
     """
@@ -100,13 +105,16 @@ def tune(
             run(quotas)
     equal = seen[tuple(profile[0][lane] for lane in lanes)].makespan
     predictions = 0
+    looked = set(seen)
     moves: tuple[Move, ...] = ()
     while True:
         curves = {name: fit(known) for name, known in history.items()}
         measured = sorted(seen, key=lambda key: seen[key].makespan)
         planner = Planner(tasks, curves, chunks, lanes)
-        quotas = planner.improve(*(dict(zip(lanes, key, strict=True)) for key in measured))
+        starts = [dict(zip(lanes, key, strict=True)) for key in measured]
+        quotas = planner.improve(*starts, more=None if plans is None else plans - len(looked))
         predictions += planner.predictions
+        looked |= planner.predicted.keys()
         moves += planner.moves
         key = tuple(quotas[lane] for lane in lanes)
         best = min(done.makespan for done in seen.values())
@@ -120,6 +128,10 @@ def tune(
         probe = _next_move(tasks, dict(zip(lanes, key, strict=True)), seen)
         if probe is None:
             break
+        key = tuple(probe[lane] for lane in lanes)
+        if key not in looked and len(looked) == plans:
+            break
+        looked.add(key)
         rounds -= 1
         run(probe)
     key = _fastest(seen)
@@ -132,6 +144,7 @@ def tune(
         equal,
         len(seen),
         predictions,
+        len(looked),
         lane_slack(tasks, final),
         curves,
         moves,
@@ -243,17 +256,19 @@ class Planner:
         return {name: row[quotas.get(self._lane_of[name], 0)] for name, row in self._table.items()}
 
     def predict(self, quotas: Quotas) -> float:
-        """The iteration's time; the longest path is remembered."""
-        key = tuple(quotas[lane] for lane in self._lanes)
+        """The iteration's time; the longest paths are remembered."""
+        key = self._key(quotas)
         if key not in self.predicted:
-            timed = timing(self._tasks, self.seconds(quotas))
-            self.predicted[key] = timed.makespan
-            self._remember(timed.path)
+            self.predicted[key], paths = longest_through(self._tasks, self.seconds(quotas))
+            for path in paths:
+                self._remember(path)
         return self.predicted[key]
 
-    def improve(self, *starts: Quotas) -> dict[str, int]:
-        """The quotas with the least predicted time that moves from ``starts`` lead to."""
+    def improve(self, *starts: Quotas, more: int | None = None) -> dict[str, int]:
+        """The quotas with the least predicted time that moves from ``starts`` lead to; ``more``
+        bounds how many others are predicted on the way."""
         times = [self.predict(start) for start in starts]
+        most = None if more is None else len(self.predicted) + more
         least = min(times)
         best = dict(starts[times.index(least)])
         while True:
@@ -262,6 +277,8 @@ class Planner:
             at = min(ends, key=self._bound)
             bound = self._bound(at)[0]
             if bound >= least * (1 - self._worth):
+                return best
+            if len(self.predicted) == most and self._key(at) not in self.predicted:
                 return best
             value = self.predict(at)
             if value < least:
@@ -280,6 +297,9 @@ class Planner:
                 count -= 1
             found[lane] = count
         return found
+
+    def _key(self, quotas: Quotas) -> tuple[int, ...]:
+        return tuple(quotas[lane] for lane in self._lanes)
 
     def _descend(self, start: Quotas) -> dict[str, int]:
         """Move chunks between two lanes while the longest known path gets shorter."""
