@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from rose_compiler.api.objects import hosted, simulators
+from rose_compiler.api.objects import in_processes, simulators
 from rose_compiler.api.points import Points
 from rose_compiler.api.profiling import Instrumented
 from rose_compiler.api.quotas import plan_quotas
@@ -35,7 +35,6 @@ from rose_compiler.runtime.quotas.moves import move
 PASS = "quota"
 #: Who gives variables to processes here, beside others.
 BY = "cores"
-_LANE = "host:"
 _AGAIN = (
     "iterations have changed their length for good: operations are measured anew, and cores planned"
 )
@@ -82,7 +81,7 @@ class CoreQuotas:
         elif self._asked:
             return None
         decision = tuning.again() if again else tuning.beside
-        if decision is None or not crowded(_processes(objects)):
+        if decision is None or not crowded(in_processes(objects)):
             return None
         self._asked = True
         if not close:
@@ -111,7 +110,7 @@ class CoreQuotas:
         made = self._made[1]
         if decision == self._beside:
             return run(made)
-        with self._points.held(_processes(objects)):
+        with self._points.held(in_processes(objects)):
             result = run(made)
         if self._points.took(made.latest):
             self._points.release()
@@ -295,7 +294,7 @@ def crowded(processes: Mapping[str, Any]) -> bool:
 
 def _members(objects: dict[str, Any]) -> dict[str, list[Any]]:
     """What lives in processes, by lane; the shards of all simulators by :data:`SHARDS` too."""
-    found = {f"{_LANE}{name}": [one] for name, one in _processes(objects).items()}
+    found = {lane: [one] for lane, one in in_processes(objects).items()}
     shards = _shards(objects)
     if len(simulators(objects)) == 1:
         found |= {f"shard:{number}": [one] for number, one in enumerate(shards)}
@@ -310,7 +309,3 @@ def _shards(objects: dict[str, Any]) -> list[Any]:
         if all(hasattr(one, "rose_limit") for one in parts):
             found += parts
     return found
-
-
-def _processes(objects: dict[str, Any]) -> dict[str, Any]:
-    return {n: h for n, h in hosted(objects).items() if h.hosts == "process"}

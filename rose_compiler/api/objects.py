@@ -38,6 +38,11 @@ def hosted(objects: dict[str, Any]) -> dict[str, Any]:
     return below(objects, is_hosted)
 
 
+def in_processes(objects: dict[str, Any]) -> dict[str, Any]:
+    """Those of :func:`hosted` that live in processes, by lane."""
+    return {f"host:{n}": h for n, h in hosted(objects).items() if h.hosts == "process"}
+
+
 def below(objects: dict[str, Any], wanted: Callable[[Any], bool]) -> dict[str, Any]:
     """The wanted objects among the roots and one level below, by state name."""
     found: dict[str, Any] = {}

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from rose_compiler.api.cache import Entry
+from rose_compiler.api.objects import in_processes
 from rose_compiler.api.profiling import Instrumented, Profiling
-from rose_compiler.api.quota_trial import Plan, Trial, in_processes
+from rose_compiler.api.quota_trial import Plan, Trial
 from rose_compiler.api.quotas import plan_quotas
 from rose_compiler.api.schedules import Schedule
 from rose_compiler.api.tuning import Tuning

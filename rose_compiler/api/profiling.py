@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from rose_compiler.api.awaiting import Awaiting
 from rose_compiler.api.costing import CostModel
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import ConfigError, fail, register
@@ -55,9 +56,17 @@ class _Ran:
 class Instrumented:
     """A schedule's program emitted once more, with ticks; what its profiled iterations took."""
 
-    def __init__(self, program: Program, machine: Machine, *, stretches: bool = False) -> None:
+    def __init__(
+        self,
+        program: Program,
+        machine: Machine,
+        *,
+        stretches: bool = False,
+        awaiting: Callable[[Program], None] | None = None,
+    ) -> None:
         self.program = program
         self.machine = machine
+        self._await = awaiting or Awaiting()
         self.recorder = Recorder()
         self.peaks = Peaks()
         #: What the first iteration took of memory, stretch by stretch, if that was asked for.
@@ -79,7 +88,15 @@ class Instrumented:
         self._on_device: Timeline | None = None
 
     def run(self, runtime: Runtime, *args: Any) -> Any:
-        """Run one iteration, as the schedule itself does, and note what it took."""
+        """Run one iteration, as the schedule itself does, and note what it took. It lasts until the
+        devices are through with it, so that no kernel of it is left out."""
+
+        def whole() -> Any:
+            result = self._run(runtime, *args)
+            self._await(self.program)
+            return result
+
+        self._await(self.program)  # what came before is no part of it
         trace = KernelTrace()
         nvml = Nvml() if trace.why is None else None
         self.recorder.prepare()
@@ -90,7 +107,7 @@ class Instrumented:
             self._due = 0.0
         with nvml or nullcontext(), trace:
             started = perf_counter()
-            result, spans = record(self.recorder, runtime, lambda: self._run(runtime, *args))
+            result, spans = record(self.recorder, runtime, whole)
             self.iteration_s.append(perf_counter() - started)
         if self._looks:
             self._stretch()

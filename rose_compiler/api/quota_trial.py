@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rose_compiler.api.objects import hosted
 from rose_compiler.base.quota import QuotaPlan
 from rose_compiler.tune.blocks import Blocks
 from rose_compiler.tune.branches import Alone
@@ -29,8 +28,3 @@ class Trial:
     def wanted(self) -> QuotaPlan | None:
         """What the next iteration is to run under; the winner once that is decided."""
         return self.new if self.blocks.new else self.old
-
-
-def in_processes(objects: dict[str, Any]) -> dict[str, Any]:
-    """Components that live in processes of their own, by lane."""
-    return {f"host:{n}": h for n, h in hosted(objects).items() if h.hosts == "process"}

@@ -8,10 +8,14 @@ import pytest
 import torch
 
 import rose_compiler
+from rose_compiler.api import profiling
 from rose_compiler.api import unit as module
 from rose_compiler.api.awaiting import Awaiting, in_use
+from rose_compiler.api.profiling import Instrumented
+from rose_compiler.base.machine import detect_cpu
 from rose_compiler.ir import facts
 from rose_compiler.ir.parse import parse
+from rose_compiler.runtime.support import Runtime
 from tests.api.loops import Training, iteration
 
 TEXT = """
@@ -39,6 +43,22 @@ class Device:
     def __call__(self, program: Any) -> None:
         self.now += self.queued
         self.queued = 0
+
+
+def test_an_iteration_that_is_profiled_lasts_until_the_device_is_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = Device()
+
+    def issued(x: int) -> int:
+        device.queued += 1
+        return x
+
+    made = Instrumented(parse(TEXT, {"f": issued}), detect_cpu(), awaiting=device)
+    monkeypatch.setattr(profiling, "perf_counter", device.perf_counter)
+    device.queued = 7  # from before
+    made.run(Runtime(), 1)
+    assert made.iteration_s == [2.125]
 
 
 def test_an_iteration_that_is_compared_lasts_until_the_device_is_through(

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from rose_compiler.api import process_quotas, quota_trial
+from rose_compiler.api import objects as api_objects
+from rose_compiler.api import process_quotas
 from rose_compiler.api.cache import Entry
 from rose_compiler.api.process_quotas import POINTS, ProcessQuotas
 from rose_compiler.api.quotas import plan_quotas
@@ -76,7 +77,7 @@ def quotas(monkeypatch: pytest.MonkeyPatch) -> ProcessQuotas:
         return []
 
     monkeypatch.setattr(process_quotas, "move", move)
-    monkeypatch.setattr(quota_trial, "hosted", lambda objects: objects)
+    monkeypatch.setattr(api_objects, "hosted", lambda objects: objects)
     monkeypatch.setattr(process_quotas, "starts_with", lambda *_: None)
     return made()
 
