@@ -129,8 +129,14 @@ def _taken(make: Make, args: tuple[Any, ...], made: Sequence[Tensor]) -> Sequenc
     first = 1 + make.results
     sums: tuple[list[Tensor], list[Tensor]] = ([], [])
     news: tuple[list[Tensor], list[Tensor]] = ([], [])
+    again: list[tuple[Tensor, Tensor]] = []
+    seen: set[int] = set()
     for k, gradient in zip(make.leaves, made[first:], strict=True):
         leaf = args[k]
+        if id(leaf) in seen:  # handed over twice: one kernel must not write a tensor twice
+            again.append((leaf, gradient))
+            continue
+        seen.add(id(leaf))
         into = news if leaf.grad is None else sums
         if leaf.grad is None:
             leaf.grad = torch.empty_like(gradient)
@@ -141,6 +147,8 @@ def _taken(make: Make, args: tuple[Any, ...], made: Sequence[Tensor]) -> Sequenc
         torch._foreach_add_(*sums)
     if news[0]:
         torch._foreach_copy_(*news)
+    for leaf, gradient in again:
+        leaf.grad.add_(gradient)  # type: ignore[union-attr]  # it has one by now
     return [value.clone() for value in made[1:first]]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -151,6 +152,17 @@ def test_a_gradient_that_somebody_holds_is_not_written(device: StandIn, notes: A
         one((*arguments(seed), 0.5, weight, bias), notes.append, always)
         held.append((weight.grad, weight.grad.clone()))
     assert all(torch.equal(a, b) for a, b in held)
+
+
+@pytest.mark.parametrize("before", [None, 10.0])
+def test_a_parameter_that_is_handed_over_twice_has_both_gradients(before: float | None) -> None:
+    one = torch.nn.Parameter(torch.zeros(2))
+    one.grad = None if before is None else torch.full((2,), before)
+    make: Any = SimpleNamespace(leaves=(0, 1), results=0, checked=False)
+    made = [torch.tensor(True), torch.ones(2), torch.full((2,), 2.0)]
+    assert gradients._taken(make, (one, one), made) == []
+    assert one.grad is not None
+    assert one.grad.tolist() == [3.0 + (before or 0.0)] * 2
 
 
 def test_another_number_is_captured_anew_and_then_done_plainly(device: StandIn, notes: Any) -> None:
