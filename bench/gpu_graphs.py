@@ -6,7 +6,6 @@ import statistics
 import tempfile
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -85,22 +84,16 @@ def healed(device: str = "cuda") -> Line:
     return Line(name, status, f"{why}; same draws: {same}, current stream as before: {main}")
 
 
-def fused(device: str = "cuda") -> Line:
-    """What a schedule fuses, losses and graphs, is replayed, and computes what it does otherwise:
-    no line on how fast that is."""
-    line = with_and_without(Size(64, 4, 32), 0.0, device, slower=float("inf"))
-    return replace(line, check="fused losses and graphs are replayed as CUDA graphs")
-
-
 def with_and_without(
     size: Size, seconds: float, device: str = "cuda", slower: float = 1 / 0.98
 ) -> Line:
-    """One compiled iteration with its losses and graphs replayed, and without: ratio of medians.
+    """What a schedule fuses, losses and graphs, is replayed and computes what it does otherwise:
+    one compiled iteration with replays and without, with the ratio of their medians.
 
     It fails where nothing was captured, where parameters end up elsewhere, or where it takes more
     than ``slower`` times as long.
     """
-    name = "workload: compiled, with and without CUDA graphs"
+    name = "workload: fused losses and graphs, with and without CUDA graphs"
     live, notes = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         for graphs in (False, True):

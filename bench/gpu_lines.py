@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,13 +25,14 @@ from rose_compiler.runtime.quotas import GreenContexts, MpsPercentage, QuotaBack
 class Line:
     """The outcome of one check: ``pass``, ``fail``, or ``absent`` where there is none of it.
 
-    ``values`` are its figures by name, for the JSON file.
+    ``values`` are its figures by name and ``seconds`` what it took, for the JSON file.
     """
 
     check: str
     status: str
     detail: str
     values: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = field(default=0.0, compare=False)
 
 
 def levers(backends: Iterable[QuotaBackend]) -> list[Line]:
@@ -185,7 +187,8 @@ def client(environment: Mapping[str, str]) -> int:
 def mps(
     backend: MpsPercentage, machine: Machine, count: Callable[[Mapping[str, str]], int] = client
 ) -> Line:
-    """MPS is started, a process sees the multiprocessors of its quota, and MPS is stopped."""
+    """MPS is started, processes beside each other see the multiprocessors of their quotas, and MPS
+    is stopped."""
     name = f"{backend.name}: start, quota, count, stop"
     probe = backend.probe()
     if not probe.available:
@@ -194,10 +197,10 @@ def mps(
     plan = QuotaPlan.divide(
         backend.name, machine, {"sim": half // 2, "policy": machine.chunks - half}
     )
-    seen = {}
-    with backend.apply(plan) as applied:
-        for share in plan.shares:
-            seen[share.lane] = count({**os.environ, **applied.environment(share.lane)})
+    lanes = [share.lane for share in plan.shares]
+    with backend.apply(plan) as applied, ThreadPoolExecutor() as pool:
+        given = [{**os.environ, **applied.environment(lane)} for lane in lanes]
+        seen = dict(zip(lanes, pool.map(count, given), strict=True))
         daemon = applied.daemon
         owned = daemon.owned
     wrong = [s.lane for s in plan.shares if abs(seen[s.lane] - s.units) > plan.chunk]

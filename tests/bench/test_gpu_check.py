@@ -47,7 +47,12 @@ def test_a_check_that_breaks_is_a_failed_line(monkeypatch) -> None:  # type: ign
     monkeypatch.setattr(gpu_check, "compiled_on_cpu", lambda: gpu_check.Line("cpu", "pass", ""))
     monkeypatch.setattr(gpu_check, "CHECKS", {"broken": gpu_check.Check(10, broken)})
     assert gpu_check.check()[1] == gpu_check.Line("broken", "fail", "RuntimeError: no luck")
-    assert gpu_check.check(limit_s=9.0)[1].detail == "9 s are left for it"
+    assert gpu_check.check(limit_s=19.0)[1].detail == "9 s are left for it"
+
+
+def test_the_plan_of_all_lines_fits_the_limit() -> None:
+    planned = sum(one.seconds for one in gpu_check.CHECKS.values())
+    assert planned + gpu_check.OTHERS_S <= gpu_check.LIMIT_S
 
 
 def test_it_runs_without_gymnasium() -> None:
@@ -154,20 +159,22 @@ def test_pictures_show_where_the_rod_is() -> None:
 
 def test_streams_are_judged_by_what_the_sanitizer_prints() -> None:
     race = f"blah\n{gpu_streams.SANITIZER_ERROR}\n"
-    for overlap in (gpu_streams.overlap, gpu_streams.overlap_by_hand):
-        assert overlap(lambda _: "ratio 1.10").status == "pass"
-        assert overlap(lambda _: "ratio 1.90").status == "fail"
-        assert overlap(lambda _: f"ratio 1.1\n{race}").status == "fail"
-        assert overlap(lambda _: "Error: none").detail == "Error: none"
+    both = "ratio compiled 1.10\nratio by hand {}"
+    line = gpu_streams.overlap(lambda _: both.format("1.20"))
+    assert (line.status, line.values["compiled, ratio"]) == ("pass", 1.1)
+    assert gpu_streams.overlap(lambda _: both.format("1.90")).status == "fail"
+    assert gpu_streams.overlap(lambda _: f"{both.format('1.1')}\n{race}").status == "fail"
+    assert gpu_streams.overlap(lambda _: "ratio compiled 1.1\nError: none").detail == "Error: none"
 
     def runs(script: str) -> str:
         return race if "fault = 'wait'" in script or "fault = 'record_stream'" in script else "done"
 
-    assert gpu_streams.planted(runs).status == "pass"
-    assert gpu_streams.planted(lambda _: "done").detail == "not caught: wait, record_stream"
-    assert gpu_streams.planted(lambda _: race).status == "fail"
-    assert gpu_streams.compiled_clean(lambda _: "done").status == "pass"
-    assert gpu_streams.compiled_clean(lambda _: f"done\n{race}").status == "fail"
+    assert gpu_streams.sanitizer(runs).status == "pass"
+    told = gpu_streams.sanitizer(lambda _: "done").detail
+    assert told == "not caught: wait, record_stream"
+    assert "proper work" in gpu_streams.sanitizer(lambda _: race).detail
+    dirty = gpu_streams.sanitizer(lambda s: race if s == gpu_streams._COMPILED else runs(s))
+    assert (dirty.status, "a compiled training" in dirty.detail) == ("fail", True)
 
 
 def test_the_scripts_of_the_sanitizer_run(capsys: pytest.CaptureFixture[str]) -> None:
