@@ -169,6 +169,32 @@ def has_lambda(xs):
     return sorted(xs, key=lambda x: -x)  # here
 
 
+def keeps_generators(rows):
+    kept = []
+    for k in range(2):
+        kept.append(x * k for x in rows)  # here
+    return [sum(g) for g in kept]
+
+
+def loops_over_a_generator(rows):
+    scale = 1
+    total = 0
+    for x in zip((x * scale for x in rows), rows, strict=False):  # here
+        scale = scale + 1
+        total = total + x[0]
+    return total
+
+
+def takes_all_at_once(rows):
+    total = 0
+    halves = (x / 2 for x in rows)
+    for k in range(2):
+        total = total + sum(x * k for x in rows)
+        pairs = tuple(x * k for x in rows)
+        total = total + pairs[0]
+    return total + sum(halves)
+
+
 COUNT = 0
 
 
@@ -253,6 +279,8 @@ CASES = {
     "def": (nested_def, (1,), "capture-nested-def"),
     "class inside": (nested_class, (1,), "capture-nested-def"),
     "lambda inside": (has_lambda, ([1],), "capture-lambda"),
+    "kept generator": (keeps_generators, ([1],), "capture-lambda"),
+    "generator of a loop": (loops_over_a_generator, ([1],), "capture-lambda"),
     "global": (has_global, (1,), "capture-global"),
     "nonlocal": (make_nonlocal(), (1,), "capture-nonlocal"),
     "mutated list": (mutates_iterated, ([1],), "capture-mutate-iterated"),
@@ -368,6 +396,7 @@ def leaves_the_mode(x):
         (logs_the_clock, (3,)),
         (iterates_over_a_copy, ([1, 2],)),
         (calls_a_helper_that_would_be_refused, ([1, 2],)),
+        (takes_all_at_once, ([1, 2],)),
     ],
 )
 def test_not_refused(fn, args):
