@@ -219,7 +219,10 @@ class Compiled:
         named = self._require().unit.program.objects
         for component in (*hosted(named).values(), *simulators(named).values()):
             log.extend(getattr(component, "rose_remarks", ()))
-        head = textwrap.fill(f"{self.__name__}: {tuning.summary()}", width, break_long_words=False)
+        said = tuning.summary()
+        if idle := self._schedule().idle:
+            said += f"; {' and '.join(idle)} came to nothing"
+        head = textwrap.fill(f"{self.__name__}: {said}", width, break_long_words=False)
         parts = [head, log.render(width)]
         table = tuning.table(width)
         if table:

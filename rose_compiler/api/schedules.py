@@ -22,6 +22,9 @@ from rose_compiler.passes.manager import History, PassManager
 from rose_compiler.passes.stream_work import VIRTUAL
 from rose_compiler.runtime.support import Runtime
 
+#: Fields of a decision that passes may find nothing to do for, with those passes.
+_ASKED = {"groups": ("tile_batch",), "late": ("late", "unswitch"), "defer": ("defer",)}
+
 
 @dataclass
 class Schedule:
@@ -40,6 +43,18 @@ class Schedule:
     def source(self) -> str:
         """The module that runs: the emitted one, or a person's edited copy."""
         return self.emitted.source
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """The fields of the decision that came to nothing, as it prints them: no pass that reads
+        one has changed the program, and remarks tell why."""
+        plain = Decision(groups=min(self.decision.groups, 1))  # one group is the whole batch
+        return tuple(
+            f"{name}={wanted}"
+            for name, passes in _ASKED.items()
+            if (wanted := getattr(self.decision, name)) != getattr(plain, name)
+            and not any(self.history.rewrites.get(one) for one in passes)
+        )
 
     def timed(self) -> tuple[Timer, Any]:
         """The same code with a timer."""

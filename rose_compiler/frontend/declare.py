@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 
 @overload
-def component(function: F, /) -> F: ...
+def component(function: F, /) -> F:
+    """``@component``: nothing is said of what a call reads and writes."""
 
 
 @overload
@@ -26,7 +27,8 @@ def component(
     reads: Iterable[str] | None = None,
     writes: Iterable[str] | None = None,
     batch: Mapping[str, int] | None = None,
-) -> Callable[[F], F]: ...
+) -> Callable[[F], F]:
+    """``@component(reads=..., ...)``: what is left out is not known."""
 
 
 def component(

@@ -129,10 +129,12 @@ class Effects:
 
 
 def is_tensor(value: Val) -> bool:
+    """Whether a value is known to be a tensor of torch or an array of numpy."""
     return value.type is not None and issubclass(value.type, (torch.Tensor, np.ndarray))
 
 
 def is_immutable(value: Val) -> bool:
+    """Whether a value is known to be of a type whose objects never change."""
     return value.type is not None and issubclass(value.type, IMMUTABLE)
 
 
@@ -192,6 +194,7 @@ def joined(values: list[Val]) -> Val:
 
 
 def loaded(value: Val) -> Val:
+    """A value whose path has been walked to its end: its data are read."""
     return value if value.loaded else replace(value, loaded=True)
 
 

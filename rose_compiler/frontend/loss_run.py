@@ -14,7 +14,7 @@ import torch.fx as fx
 from rose_compiler.ir import facts
 from rose_compiler.ir.block import make_block_function
 from rose_compiler.ir.facts import Context
-from rose_compiler.ir.program import is_call, is_item, is_state, op_of
+from rose_compiler.ir.program import is_call, is_item, is_state, maker_of, op_of
 from rose_compiler.ir.recorded import has_graph
 
 NO_GRAD = ("no_grad", "inference_mode")
@@ -113,6 +113,7 @@ def modes_of(node: fx.Node) -> list[Context]:
 
 
 def without_grad(node: fx.Node) -> bool:
+    """Whether a mode that an operation runs under keeps it from recording gradients."""
     return any(c.kind in NO_GRAD for c in modes_of(node))
 
 
@@ -123,11 +124,13 @@ def _detached(value: Any) -> Any:
 
 
 def first_line(node: fx.Node) -> str:
+    """The first line of what an operation stands for in the source, else its name."""
     source = op_of(node).source
     return source[0].splitlines()[0] if source and source[0] else op_of(node).name
 
 
 def stem_of(backward: fx.Node) -> str:
+    """What operations made of a loss are named after: the variable gone backward from, if any."""
     statement = op_of(backward).attributes["stmts"][0]
     owner = statement.value.func.value
     return owner.id if isinstance(owner, ast.Name) else "loss"
@@ -147,10 +150,3 @@ def done_outside(node: fx.Node, members: set[fx.Node]) -> bool:
     if any(e.startswith("rng:") for e in (*(signature.reads or ()), *(signature.writes or ()))):
         return True
     return all(a.op == "placeholder" and facts.get(a).role == "captured" for a in given)
-
-
-def maker_of(node: fx.Node) -> fx.Node:
-    """The operation that makes a value, which may be an item of its result."""
-    while is_item(node) and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    return node

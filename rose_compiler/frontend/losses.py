@@ -20,7 +20,6 @@ from rose_compiler.frontend.loss_run import (
     first_line,
     lists_of,
     loss_of,
-    maker_of,
     modes_of,
     run_function,
     stem_of,
@@ -38,7 +37,15 @@ from rose_compiler.ir.effects import RNG_TORCH, related
 from rose_compiler.ir.facts import Spec
 from rose_compiler.ir.losses import Input, Loss, Result, with_backward
 from rose_compiler.ir.ops import BRANCH, LOOP, STATE, Op, Signature
-from rose_compiler.ir.program import Program, is_call, is_exit, is_item, is_state, op_of
+from rose_compiler.ir.program import (
+    Program,
+    is_call,
+    is_exit,
+    is_item,
+    is_state,
+    maker_of,
+    op_of,
+)
 from rose_compiler.ir.recorded import has_graph
 from rose_compiler.ir.sizes import SIZES
 

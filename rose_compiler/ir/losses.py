@@ -22,6 +22,7 @@ from rose_compiler.ir.program import (
     is_call,
     is_exit,
     is_item,
+    maker_of,
     op_of,
     output_node,
     placeholders,
@@ -126,7 +127,7 @@ def waiting(
             return Blocker("early-exit", f"{title(node)} may leave before the backward")
         if deps.casts.keeps(node):
             return Blocker("mode-change", f"{title(node)} stands between and {TOGETHER}")
-        makers = {_maker(a) for a in node.all_input_nodes}
+        makers = {maker_of(a) for a in node.all_input_nodes}
         if makers & members or makers.intersection(behind):
             if is_call(node, LOOP) or is_call(node, BRANCH) or has_graph(facts.get(node).spec):
                 return _early(node)
@@ -160,12 +161,6 @@ def _early(node: fx.Node) -> Blocker:
         f"{title(node)} uses a value of the loss in front of its backward",
         "use it behind the backward",
     )
-
-
-def _maker(node: fx.Node) -> fx.Node:
-    while is_item(node) and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    return node
 
 
 def graph_leaving(program: Program, found: Found, result: fx.Node) -> fx.Node | None:

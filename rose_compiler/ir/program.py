@@ -235,6 +235,13 @@ def _inner_first(module: fx.GraphModule) -> Iterator[fx.Graph]:
     yield module.graph
 
 
+def maker_of(node: fx.Node) -> fx.Node:
+    """The operation that makes a value, which may be an item of its result, or of an item's."""
+    while is_item(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
 def is_exit(node: fx.Node) -> bool:
     """Whether a node may leave its loop, or end its trip."""
     return is_call(node, BREAK_IF) or is_call(node, CONTINUE_IF)

@@ -368,6 +368,7 @@ def _parallel(
 
 
 def below(node: fx.Node) -> Iterator[fx.Node]:
+    """The nodes in the bodies of a loop or branch, those in bodies inside them included."""
     if is_call(node, LOOP) or is_call(node, BRANCH):
         for graph in bodies.graphs_of(node):
             for inner in graph.nodes:
@@ -376,6 +377,9 @@ def below(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def bodies_of(program: Program) -> Iterator[tuple[fx.Node | None, fx.Graph]]:
+    """Every body of a program with the loop or branch it is of, an outer one first; the program's
+    own is of none."""
+
     def below(module: fx.GraphModule) -> Iterator[tuple[fx.Node | None, fx.Graph]]:
         for owner, child in children(module):
             yield owner, child.graph

@@ -134,13 +134,6 @@ def _same_trip(graph: nx.DiGraph, loop: LoopView, start: fx.Node) -> set[fx.Node
     return found
 
 
-def whole(node: fx.Node) -> fx.Node:
-    """The operation whose result, or one of whose results, a node is."""
-    while is_item(node) and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    return node
-
-
 def result_name(node: fx.Node) -> str:
     """How a signature names the value of a node: ``return.0``, ``return.1``, ..."""
     return f"return.{node.args[1]}" if is_item(node) else "return.0"

@@ -12,7 +12,15 @@ from rose_compiler.ir import facts
 from rose_compiler.ir.effects import related
 from rose_compiler.ir.facts import Spec
 from rose_compiler.ir.ops import CONCAT, MERGE, ROWS, SHARD
-from rose_compiler.ir.program import Value, is_call, is_item, is_state, op_of, output_node
+from rose_compiler.ir.program import (
+    Value,
+    is_call,
+    is_item,
+    is_state,
+    maker_of,
+    op_of,
+    output_node,
+)
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes.base import erased
 from rose_compiler.passes.recurrence import (
@@ -20,7 +28,6 @@ from rose_compiler.passes.recurrence import (
     env_state,
     items,
     result_name,
-    whole,
 )
 
 Span = tuple[int, int]
@@ -304,7 +311,7 @@ class Tiler:
         order = {n: k for k, n in enumerate(self.loop.graph.nodes)}
         kept = {n for n in self.found.after if is_call(n) and self._stays(n)}
         for node in (*self.found.before, *self.found.after):
-            if node in kept or whole(node) in kept:
+            if node in kept or maker_of(node) in kept:
                 continue
             for value in (node, *items(node)):
                 users = [u for u in value.users if self._outside(u, kept)]
@@ -345,15 +352,15 @@ class Tiler:
         """Whether a user is none of the originals that go away."""
         return (
             user in kept
-            or whole(user) in kept
-            or (user not in self.cycle and not (is_item(user) and whole(user) in self.cycle))
+            or maker_of(user) in kept
+            or (user not in self.cycle and not (is_item(user) and maker_of(user) in self.cycle))
         )
 
     def _whole(self, value: fx.Node, before: fx.Node) -> fx.Node:
         """All rows of a value on the cycle, or of another result of an operation there."""
         parts = []
         for g, spans in enumerate(self.tiling.groups):
-            if (value, g) in self.group or (whole(value), g) in self.group:
+            if (value, g) in self.group or (maker_of(value), g) in self.group:
                 parts.append(self._part(value, self.group, (g,)))
             else:
                 parts += [self._part(value, self.shard, (g, s)) for s in range(len(spans))]
@@ -362,7 +369,7 @@ class Tiler:
     def _part(self, value: fx.Node, parts: dict[Any, fx.Node], at: tuple[int, ...]) -> fx.Node:
         if (value, *at) in parts:
             return parts[value, *at]
-        of = parts[whole(value), *at]
+        of = parts[maker_of(value), *at]
         assert is_item(value)
         position = value.args[1]
         assert isinstance(position, int)

@@ -28,6 +28,7 @@ from rose_compiler.ir.program import (
     Value,
     is_call,
     is_item,
+    maker_of,
     op_of,
     output_node,
 )
@@ -36,7 +37,7 @@ from rose_compiler.ir.scope import nodes_in
 from rose_compiler.passes.base import Pass, context_of
 from rose_compiler.passes.late import staged
 from rose_compiler.passes.place import TRAINING
-from rose_compiler.passes.recurrence import is_step, items, whole
+from rose_compiler.passes.recurrence import is_step, items
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,8 @@ class Unswitch(Pass):
         params = dict(_outer(node, BranchView(node).then.graph))
         for op in test:
             tested |= {params[n] for n in op.all_input_nodes if n in params}
-        first = {whole(n) for n in _above(tested, same) | tested}
-        moved = {n for n in held if whole(n) not in first}
+        first = {maker_of(n) for n in _above(tested, same) | tested}
+        moved = {n for n in held if maker_of(n) not in first}
         moved = _closed(moved, node, edges)
         if not any(map(_trains, moved)) or _overwritten(test, moved, rewrite):
             return None
@@ -209,7 +210,7 @@ def _closed(moved: set[fx.Node], gate: fx.Node, edges: Sequence[Edge]) -> set[fx
     stands before it waits for them, and no instance that is born in them leaves."""
     order = {n: k for k, n in enumerate(gate.graph.nodes)}
     moved = {n for n in moved if order[n] < order[gate] and not is_item(n)}
-    waits = [(whole(e.src), whole(e.dst)) for e in edges if not e.least]
+    waits = [(maker_of(e.src), maker_of(e.dst)) for e in edges if not e.least]
     while True:
         kept = {
             n

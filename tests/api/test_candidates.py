@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ from torch.optim import optimizer
 
 import rose_compiler
 from rose_compiler.api import schedules
+from rose_compiler.api.schedules import Schedule
 from rose_compiler.api.work import WorkMeter
 from rose_compiler.base.decision import Decision
 from rose_compiler.ir.program import Program
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes.base import context_of
+from rose_compiler.passes.manager import History
 from rose_compiler.passes.pipeline import pipeline
 from tests.api.loops import Drift, Training, differing, iteration
 
@@ -204,3 +207,19 @@ def test_memory_that_runs_out_drops_the_candidate(
     assert index in chooser._dropped
     training.run(fast, 2)
     fast.close()
+
+
+@pytest.mark.parametrize(
+    ("asked", "done", "idle"),
+    [
+        (Decision(groups=2, late="shadow"), ("late",), ("groups=2",)),
+        (Decision(groups=2, defer=True), ("tile_batch",), ("defer=True",)),
+        (Decision(groups=1, late="shadow"), ("unswitch",), ()),
+        (Decision(), (), ()),
+    ],
+)
+def test_what_of_a_decision_came_to_nothing(
+    asked: Decision, done: tuple[str, ...], idle: tuple[str, ...]
+) -> None:
+    found: Any = SimpleNamespace(decision=asked, history=History(rewrites=dict.fromkeys(done, 1)))
+    assert Schedule.idle.fget(found) == idle  # type: ignore[attr-defined]

@@ -47,4 +47,5 @@ def test_what_hides_the_training_is_said(way: str) -> None:
     told = fast.explain()
     fast.close()
     assert ("not entered: the call passes `*` or `**`" in told) == (way == "hidden"), told
+    assert "not tuned; late=shadow came to nothing" in told, "no simulator is stepped"
     assert ("opaque-call" in told) == (way == "hidden"), told
