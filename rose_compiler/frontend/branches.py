@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch.fx as fx
@@ -13,6 +15,7 @@ from rose_compiler.frontend.calls import CallLowering
 from rose_compiler.frontend.core import maybe_unbound
 from rose_compiler.frontend.modes import context_of, context_of_instance
 from rose_compiler.frontend.scope import Missing, Scope
+from rose_compiler.frontend.source import FunctionSource
 from rose_compiler.ir import facts
 from rose_compiler.ir.ops import BREAK_IF, CONTINUE_IF, UNBOUND, Op
 from rose_compiler.ir.program import Builder
@@ -28,7 +31,7 @@ class BranchLowering(CallLowering):
             self.statements(node.body if known else node.orelse, scope, builder, live)
             return
         self.refuse_rebinding(node, scope)
-        body = [part for s in node.body for part in saving.in_two(s, scope)]
+        body = [part for s in node.body for part in saving.in_two(s, scope, named=True)]
         if len(body) > len(node.body):
             node = ast.copy_location(ast.If(node.test, body, node.orelse), node)
         if not self.structural([node], scope) and not self.saves(node.body, scope):
@@ -37,7 +40,8 @@ class BranchLowering(CallLowering):
         inside = liveness.live_in(node.body, live) | liveness.live_in(node.orelse, live)
         pred = self.predicate(node.test, "pred", scope, builder, inside)
         pieces = [(b, s) for b in (True, False) for s in self.segments(_arm(node, b), scope)]
-        if len(pieces) <= 1 + bool(node.orelse):
+        saved = {id(p[0]): self.saved_by(p[0], scope) for taken, p in pieces if taken}
+        if len(pieces) <= 1 + bool(node.orelse) and not any(saved.values()):
             self.one_branch(node, pred, scope, builder, live)
             return
         # each piece under the test for itself: what one of them does holds up no other
@@ -52,7 +56,9 @@ class BranchLowering(CallLowering):
             test = rewrite_ast.name(name, node.test)
             made = ast.If(test, piece, []) if taken else ast.If(test, [ast.Pass()], piece)
             made = ast.fix_missing_locations(ast.copy_location(made, piece[0]))
-            if self.structural(piece, scope):
+            if (inner := saved.get(id(piece[0]))) is not None:
+                self.save_under(name, piece[0].value, inner, scope, builder)  # type: ignore[attr-defined]
+            elif self.structural(piece, scope):
                 self.one_branch(made, pred, scope, builder, needed)
             else:
                 marks = saving.marks(piece[0], scope) if len(piece) == 1 else {}
@@ -72,6 +78,7 @@ class BranchLowering(CallLowering):
                 and self.structural([statement], scope)
             )
             cut = cut or saving.writes_out(statement, scope)
+            cut = cut or self.saved_by(statement, scope) is not None
             if cut or not open_run:
                 found.append([statement])
             else:
@@ -82,7 +89,70 @@ class BranchLowering(CallLowering):
     def saves(self, statements: list[ast.stmt], scope: Scope) -> bool:
         """Whether an arm makes a snapshot and then writes it out: two things, for the second one
         may go on beside whatever changes what was copied."""
-        return len(statements) > 1 and any(saving.writes_out(s, scope) for s in statements)
+        if len(statements) > 1 and any(saving.writes_out(s, scope) for s in statements):
+            return True
+        return any(self.saved_by(s, scope) for s in statements)
+
+    def saved_by(self, statement: ast.stmt, scope: Scope) -> FunctionSource | None:
+        """The function that a statement calls and that can be entered, if it does nothing but make
+        values and write them to files."""
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        target = scope.static(call.func) if isinstance(call, ast.Call) else None
+        if not isinstance(call, ast.Call) or target is None:
+            return None
+        inner = self.inlineable(call, target.value, scope)
+        if inner is None or any(self.matter_inside(a, scope) for a in _given(call)):
+            return None
+        new, body = self.scope_of(inner), inner.node.body
+        plain = all(isinstance(s, (ast.Assign, ast.Expr)) for s in body)
+        if not plain or not any(saving.writes_out(s, new) for s in body):
+            return None
+        return None if self.structural(body, new) else inner
+
+    def save_under(
+        self,
+        test: str,
+        call: ast.Call,
+        inner: FunctionSource,
+        scope: Scope,
+        builder: Builder,
+    ) -> None:
+        """Lower a call under a test that has a name: its arguments and the callee's statements each
+        under the test, so that what is saved and its writing are two operations there too."""
+        given: dict[int, Any] = {}
+        for argument in _given(call):
+            if isinstance(argument, ast.Constant | ast.Name) and self.timeless(argument, scope):
+                continue
+            name = scope.fresh("given")
+            scope.locals.add(name)
+            made = _under(test, rewrite_ast.assign(name, argument, argument))
+            self.blocks.emit([made], scope, builder, {name})
+            given[id(argument)] = scope.bindings[name]
+        new = self.scope_of(inner)
+        new.source = inner = self.prepared(inner, new)
+        new.bindings.update(self.arguments_of(_without(call, given), inner, scope, builder))
+        names = list(inspect.signature(inner.fn).parameters)[inner.bound is not None :]
+        for name, argument in (
+            *zip(names, call.args, strict=False),
+            *((str(k.arg), k.value) for k in call.keywords),
+        ):
+            if id(argument) in given:
+                new.bindings[name] = given[id(argument)]
+        own = new.fresh(test)
+        new.bindings[own] = scope.bindings[test]
+        outer_contexts, outer_chain = self.contexts, self.inline_chain
+        self.inline_chain = (*outer_chain, scope.source.where(call))
+        self.contexts = self.entering(inner.contexts)
+        self.inlining.append(inner.fn.__code__)
+        try:
+            pieces = [p for s in inner.node.body for p in saving.in_two(s, new, named=True)]
+            for k, piece in enumerate(pieces):
+                live = liveness.live_in(pieces[k + 1 :], set())
+                marks = saving.marks(piece, new)
+                self.blocks.emit([_under(own, piece)], new, builder, live, attributes=marks)
+        finally:
+            self.inlining.pop()
+            self.contexts, self.inline_chain = outer_contexts, outer_chain
 
     def one_branch(
         self, node: ast.If, pred: fx.Node, scope: Scope, builder: Builder, live: set[str]
@@ -252,3 +322,24 @@ class BranchLowering(CallLowering):
 
 def _arm(node: ast.If, taken: bool) -> list[ast.stmt]:
     return node.body if taken else node.orelse
+
+
+def _under(test: str, statement: ast.stmt) -> ast.If:
+    """A statement under a test that has a name."""
+    made = ast.If(rewrite_ast.name(test, statement), [statement], [])
+    return ast.fix_missing_locations(ast.copy_location(made, statement))
+
+
+def _given(call: ast.Call) -> list[ast.expr]:
+    """The arguments of a call, in the order in which they are evaluated."""
+    return [*call.args, *(k.value for k in call.keywords)]
+
+
+def _without(call: ast.Call, given: Mapping[int, Any]) -> ast.Call:
+    """A call with nothing in the place of some of its arguments."""
+
+    def plain(argument: ast.expr) -> ast.expr:
+        return rewrite_ast.constant(None, argument) if id(argument) in given else argument
+
+    keywords = [ast.keyword(k.arg, plain(k.value)) for k in call.keywords]
+    return ast.copy_location(ast.Call(call.func, [plain(a) for a in call.args], keywords), call)

@@ -284,6 +284,8 @@ def _has_rows(value: Any) -> bool:
 
 def memory_of(value: Any, depth: int = 0) -> Iterator[tuple[int, int] | int]:
     """Where a value's memory lies: address ranges of tensors and arrays, identities of objects."""
+    if value is UNBOUND:  # what stands for all variables that nothing has assigned is nobody's
+        return
     if isinstance(value, torch.Tensor):
         found = tensor_range(value)
         if found is not None:

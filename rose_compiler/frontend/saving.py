@@ -22,13 +22,15 @@ def writes_out(statement: ast.stmt, scope: Scope) -> bool:
     return isinstance(call, ast.Call) and scope.resolve(call.func) is torch.save
 
 
-def in_two(statement: ast.stmt, scope: Scope) -> list[ast.stmt]:
+def in_two(statement: ast.stmt, scope: Scope, *, named: bool = False) -> list[ast.stmt]:
     """``torch.save(made(), path)`` as ``saved = made()`` and ``torch.save(saved, path)``: the same
-    order. Any other statement by itself."""
+    order. Any other statement by itself; with ``named``, what has a name is given another one."""
     if not writes_out(statement, scope):
         return [statement]
     call: ast.Call = statement.value  # type: ignore[attr-defined]
-    if not _plain(call) or isinstance(call.args[0], (ast.Name, ast.Constant)):
+    if not _plain(call) or isinstance(call.args[0], ast.Constant):
+        return [statement]
+    if isinstance(call.args[0], ast.Name) and not named:
         return [statement]
     name = scope.fresh("saved")
     scope.locals.add(name)

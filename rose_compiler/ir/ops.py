@@ -262,6 +262,7 @@ FREEZE = _builtin(
     "freeze",
     ("value",),
     "an object as pickling finds it now, to be written to a file later",
+    reads=("value",),
     impl=frozen,
     attributes={"maybe_unbound": ("value",)},
     may_raise=True,  # an object may say that it can't be pickled

@@ -9,7 +9,7 @@ import torch
 import torch.fx as fx
 
 from rose_compiler.ir.deps import Dependences
-from rose_compiler.ir.effects import ITEMS, related
+from rose_compiler.ir.effects import ITEMS, parse_entry, related
 from rose_compiler.ir.interp import resolve
 from rose_compiler.ir.ops import SAVES
 from rose_compiler.ir.program import Program, is_call, is_state, op_of
@@ -29,20 +29,58 @@ def only_saved(state: str, members: Sequence[fx.Node], deps: Dependences) -> dic
         if name is None:
             return {}
         value = node.args[op_of(node).signature.params.index(name)]
-        if not isinstance(value, fx.Node) or is_state(value):
+        if not isinstance(value, fx.Node):
             return {}
         others = [n for n in node.all_input_nodes if n is not value]
-        if any(related(e.state, state) for e in deps.scope.apart_from(node, others)):
+        if is_state(value):
+            if not _freezes(value, deps) or _otherwise(node, name, others, state, deps):
+                return {}
+        elif any(related(e.state, state) for e in deps.scope.apart_from(node, others)):
             return {}
         found[node] = value
     return found
+
+
+def _freezes(value: fx.Node, deps: Dependences) -> bool:
+    """Whether a state is an object that pickling asks for its parts and for nothing else: a module
+    or an optimizer, saved whole. Without the program's objects it is taken to be one."""
+    objects = deps.program.objects
+    if not objects:
+        return True
+    root, _, path = deps.scope.state(value).partition(".")
+    try:
+        found = resolve(objects[root], path) if path else objects[root]
+    except (AttributeError, LookupError, TypeError):
+        return False
+    return isinstance(found, (torch.nn.Module, torch.optim.Optimizer))
+
+
+def _otherwise(
+    node: fx.Node, name: str, others: Sequence[fx.Node], state: str, deps: Dependences
+) -> bool:
+    """Whether an operation that is handed an object under ``name`` touches a state by anything but
+    reading that object."""
+    signature = op_of(node).signature
+    if signature.reads is None or signature.writes is None:
+        return True
+    args = dict(zip(signature.params, node.args, strict=True))
+    if any(parse_entry(text).root == name for text in signature.writes):
+        return True
+    for text in (*signature.reads, *signature.writes):
+        entry = parse_entry(text)
+        if entry.root == name:
+            continue
+        if any(related(s, state) for s, _ in deps.scope.targets(entry, args, {}, False)):
+            return True
+    return any(related(a, state) for n in others for a in deps.scope.aliases(n))
 
 
 def parts(value: fx.Node, program: Program, deps: Dependences) -> list[torch.Tensor] | None:
     """The tensors of the program's objects that a value holds, as they are now; None where they are
     not known."""
     found: dict[int, torch.Tensor] = {}
-    for state in deps.scope.aliases(value):
+    states = (deps.scope.state(value),) if is_state(value) else deps.scope.aliases(value)
+    for state in states:
         if state.endswith(f".{ITEMS}"):
             continue  # what a container holds is told by itself
         held = _held(state, program)

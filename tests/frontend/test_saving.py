@@ -16,6 +16,25 @@ class Net(torch.nn.Linear):
     def __init__(self) -> None:
         super().__init__(1, 1)
 
+    def save(self, place, more=None):
+        """Writes all files."""
+        kept = {"net": self.state_dict(), "more": more}
+        torch.save(kept, place)
+        torch.save(self, f"{place}.whole")
+
+    def tell(self, place):
+        print(place)
+        return torch.save(self, place)
+
+
+def by_itself(net, places, n):
+    for t in range(n):
+        if t % 2 == 0:
+            net.save(places[t], more=t)
+        if t % 3 == 0:
+            net.tell(places[t])
+    return n
+
 
 def every(net, place, n):
     for t in range(n):
@@ -48,6 +67,20 @@ def test_what_is_saved_and_the_writing_are_two() -> None:
     found = saved(capture(every, (Net(), "x", 3), {}).program)
     assert [line.split(",")[0] for line, _ in found] == [f"torch.save({name}" for _, name in found]
     assert len({name for _, name in found}) == 2
+
+
+def test_a_method_that_saves_does_so_under_the_test_that_it_is_called_under() -> None:
+    program = capture(by_itself, (Net(), ["x", "y"], 2), {}).program
+    found = saved(program)
+    assert found == [
+        ("torch.save(saved, place)", "saved"),
+        ("torch.save(saved_2, f'{place}.whole')", "saved_2"),
+    ]
+    lines = [op_of(n).source[-1].strip() for n in program.nodes() if is_call(n) if op_of(n).source]
+    assert [line for line in lines if "places[t]" in line] == [
+        "given = places[t]",
+        "net.tell(places[t])",  # what returns something is not entered
+    ]
 
 
 def test_what_is_looked_at_otherwise_is_not_known_to_be_written_only() -> None:

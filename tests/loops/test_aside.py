@@ -174,8 +174,9 @@ def test_a_checkpoint_is_written_while_the_next_iteration_collects(tmp_path: Pat
             assert differing(bits(one), bits(other)) == []
 
 
+@pytest.mark.parametrize("fn", [aside.checkpointed_now_and_then, aside.saved_itself])
 def test_a_checkpoint_of_copies_is_written_while_the_parameters_are_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fn: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = iter((tmp_path / "eager", tmp_path / "compiled"))
     seen: list[bool] = []
@@ -194,20 +195,24 @@ def test_a_checkpoint_of_copies_is_written_while_the_parameters_are_trained(
         folder = next(folders)
         folder.mkdir()
         setup = Setup(folder=folder)
+        setup.agent.__class__ = aside.Saving
         weights.append(setup.agent.mean[0].weight)
         return setup
 
     monkeypatch.setattr(torch.serialization, "_save", waiting)
-    fn = aside.checkpointed_now_and_then
     with both(fn, make, Decision(overlap=True, copies=True)) as (made, setup):
         assert any(seen), made.source
         names = sorted(path.name for path in (tmp_path / "eager").iterdir())
-        assert names
+        whole = ITERATIONS * (fn is aside.saved_itself)
+        assert len(names) == (ITERATIONS + 1) // 2 + whole
         for name in names:
             one, other = ((tmp_path / of / name).read_bytes() for of in ("eager", "compiled"))
             assert one == other
         kept = [*setup.agent.parameters()]
-        kept += [t for held in setup.opt.state.values() for t in held.values()]
+        if whole:  # by its own method, and as a module
+            kept += kept
+        else:
+            kept += [t for held in setup.opt.state.values() for t in held.values()]
         pieces = added(made._last.unit.program, made._schedule().program)
         size = sum(t.numel() * t.element_size() for t in kept)
         assert sum(p.bytes for p in pieces if "as it was" in p.what) == 2 * size
@@ -227,7 +232,7 @@ def test_what_writes_a_live_object_is_through_before_it_is_trained(
         if beside:
             time.sleep(0.01)  # time enough for an update that does not wait
         made = written(*args, **options)
-        if beside:
+        if beside and isinstance(args[0], torch.nn.Module):
             moved.append(weights[-1]._version != before)
         return made
 
@@ -236,6 +241,7 @@ def test_what_writes_a_live_object_is_through_before_it_is_trained(
         folder.mkdir()
         setup = Setup(folder=folder)
         setup.agent.__class__ = aside.Saving
+        setup.agent.opt = setup.opt  # what else the module leads to is written live
         weights.append(setup.agent.mean[0].weight)
         return setup
 

@@ -270,6 +270,40 @@ def test_a_file_is_written_as_its_parts_were_while_they_are_trained() -> None:
         assert float(found["agent"].w) == float(plain["agent"].w)
 
 
+WHOLE = SAVED.replace('        held = holds(agent) @ facts(alias=["agent.params"])\n', "")
+WHOLE = WHOLE.replace("save(held, log)", "save(agent, log)").replace(
+    'reads=["host"], writes=["host"], results=0, attributes={"saves": "held"}',
+    'reads=["agent", "host"], writes=["host"], results=0, attributes={"saves": "agent"}',
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "frozen"),
+    [
+        (WHOLE, True),
+        (WHOLE.replace('"agent", "host"]', '"agent", "@agent.params", "host"]'), False),
+        (WHOLE.replace('"agent", "host"]', '"agent", "log.agent", "host"]'), True),
+        (WHOLE.replace('writes=["host"], results=0, att', 'writes=["host", "agent"], results=0, att'), False),
+    ],
+)  # fmt: skip
+def test_a_module_is_saved_whole_as_it_was(text: str, frozen: bool) -> None:
+    def put(agent: Any, log: Counted) -> None:
+        file = io.BytesIO()
+        torch.save(agent, file)
+        log.seen.append(file.getvalue())
+
+    bound = {**FILES, "save": put}
+    plain = files()
+    interp.run(parse(text, bind=bound), [4], plain)
+    program = parse(text, bind=bound)
+    history = PassManager([Versions(), Overlap()], verify=2).run(program, CONTEXT)
+    assert sum(is_call(n, FREEZE) for n in program.nodes()) == frozen, history.remarks
+    for seed in range(4):
+        found = files()
+        slots.run(program, [4], found, seed=seed)
+        assert found["log"].seen == plain["log"].seen
+
+
 SAVE = "        save(held, log)\n"
 LATER = {
     "made behind the first": '        later = holds(agent) @ facts(alias=["agent.params"])\n        save(later, log)\n',
