@@ -22,6 +22,10 @@ class Net(torch.nn.Linear):
         torch.save(kept, place)
         torch.save(self, f"{place}.whole")
 
+    def now_and_then(self, t, places):
+        if t % 2 == 0:
+            self.save(places[t], more=t)
+
     def tell(self, place):
         print(place)
         return torch.save(self, place)
@@ -29,8 +33,7 @@ class Net(torch.nn.Linear):
 
 def by_itself(net, places, n):
     for t in range(n):
-        if t % 2 == 0:
-            net.save(places[t], more=t)
+        net.now_and_then(t, places)
         if t % 3 == 0:
             net.tell(places[t])
     return n
