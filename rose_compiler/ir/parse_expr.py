@@ -42,6 +42,8 @@ BINARY: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
+#: Bits of a whole number: more can be read, written as hexadecimals, but not be shown again.
+MOST_BITS = 4096
 UNARY: dict[type[ast.AST], Callable[..., Any]] = {
     ast.USub: operator.neg,
     ast.Invert: operator.invert,
@@ -198,6 +200,8 @@ class Expressions:
             return expr.value
         if type(expr.value) not in (bool, int, float, str):
             raise self.reader.error(expr, f"a constant of type {type(expr.value).__name__}")
+        if type(expr.value) is int and expr.value.bit_length() > MOST_BITS:
+            raise self.reader.error(expr, f"a number of {expr.value.bit_length()} bits")
         return expr.value
 
     def _dict(self, expr: ast.Dict) -> dict[Any, Value]:
@@ -213,7 +217,7 @@ class Expressions:
         if isinstance(operand, ast.Constant) and isinstance(expr.op, ast.USub):
             if type(operand.value) not in (int, float):
                 raise self.reader.error(expr, "`-` stands before something that is no number")
-            return -operand.value  # type: ignore[operator]
+            return -self._literal(operand)
         if type(expr.op) not in UNARY:
             raise self.reader.error(expr, "this unary operator is not part of the language")
         return self._operator(expr, UNARY[type(expr.op)], [operand], name)
