@@ -180,8 +180,8 @@ def late(lane: str, seconds: float) -> RoseError:
 class ThreadLane:
     """A daemon thread that runs tasks in order, each under the modes of its submitter.
 
-    Grad mode, inference mode, autocast, torch's thread count and context variables are taken when a
-    task is submitted. ``threads`` is a thread count of the worker's own. ``timeout`` bounds each
+    Grad mode, inference mode, autocast, the default device, torch's thread count and context
+    variables are taken when a task is submitted. ``threads`` is a thread count of the worker's own. ``timeout`` bounds each
     ``wait`` in seconds. The thread starts with the first task.
     """
 
@@ -290,7 +290,8 @@ def _run(task: ThreadTask, lane: Lane) -> None:
     assert task.context is not None
     args = tuple(map(_resolved, task.args))
     try:
-        if modes.inference or modes.autocast or modes.grad is not torch.is_grad_enabled():
+        other = modes.grad is not torch.is_grad_enabled()
+        if other or modes.inference or modes.autocast or modes.device is not None:
             with entered(modes):
                 task.value = task.context.run(fn, *args)
         else:

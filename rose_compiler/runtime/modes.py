@@ -9,16 +9,19 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 
 
 class Modes(NamedTuple):
     """The modes of a thread. ``autocast`` has (device type, dtype) where it is on;
-    ``threads`` is how many threads its operations may use."""
+    ``threads`` is how many threads its operations may use, ``device`` where it makes tensors, if
+    that was set (``torch.set_default_device``, ``with torch.device(...)``)."""
 
     threads: int
     grad: bool
     inference: bool
     autocast: tuple[tuple[str, torch.dtype], ...]
+    device: torch.device | None
 
 
 _ACCELERATOR = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -36,7 +39,16 @@ def current() -> Modes:
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         autocast,
+        _default_device(),
     )
+
+
+def _default_device() -> torch.device | None:
+    # it stands at the bottom of all modes, and most programs have none
+    if not torch._C._len_torch_function_stack():
+        return None
+    mode = torch._C._get_function_stack_at(0)
+    return mode.device if isinstance(mode, DeviceContext) else None
 
 
 @contextmanager
@@ -53,6 +65,8 @@ def entered(modes: Modes) -> Iterator[None]:
             stack.callback(torch.autocast_decrement_nesting)
         for device, dtype in modes.autocast:
             stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
+        if modes.device is not None:
+            stack.enter_context(modes.device)
         yield
 
 

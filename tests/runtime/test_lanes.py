@@ -133,6 +133,10 @@ def test_modes_of_the_submitter_hold_on_the_worker() -> None:
     assert cast.wait() == (True, False, True, torch.bfloat16, 8)
     assert product.wait().dtype == torch.bfloat16
     assert lane.submit(0, modes).wait() == (True, False, False, None, 8)
+    with torch.device("meta"):
+        made = lane.submit(0, torch.zeros, 1)
+    assert made.wait().is_meta
+    assert not lane.submit(0, torch.zeros, 1).wait().is_meta
     lane.close()
 
 
