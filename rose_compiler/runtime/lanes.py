@@ -181,8 +181,8 @@ class ThreadLane:
     """A daemon thread that runs tasks in order, each under the modes of its submitter.
 
     Grad mode, inference mode, autocast, the default device, torch's thread count and context
-    variables are taken when a task is submitted. ``threads`` is a thread count of the worker's own. ``timeout`` bounds each
-    ``wait`` in seconds. The thread starts with the first task.
+    variables are taken when a task is submitted. ``threads`` is a thread count of the worker's own.
+    ``timeout`` bounds each ``wait`` in seconds. The thread starts with the first task.
     """
 
     def __init__(
