@@ -3,7 +3,8 @@
 Late work of all trips is computed in one call on their joined inputs. That is only the same where
 the inputs are of one kind: joining float32 and float64 would make float64 of both, and a dict with
 a key more than the others has no place for it. What a trip really hands over is seen at run time
-only, so this is what stands there for inputs that differ.
+only, so this is what stands there for inputs that differ. Nor may one lie in memory otherwise than
+row by row: what is computed from it would be rounded, and laid out, as from joined rows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 
 
 class Apart:
-    """One value a trip, not joined: their keys, types, dtypes, devices or trailing shapes differ.
+    """One value a trip, not joined: their keys, types, dtypes, devices or trailing shapes differ,
+    or one is not contiguous.
 
     Args:
         parts: the values in the order of the trips.
@@ -27,8 +29,9 @@ class Apart:
 
 
 def alike(items: Sequence[Any]) -> bool:
-    """Whether values are tensors or arrays of the same type, dtype, device and trailing shape, or
-    dicts of such under the same keys in the same order, with as many rows in all entries."""
+    """Whether values are contiguous tensors or arrays of the same type, dtype, device and trailing
+    shape, or dicts of such under the same keys in the same order, with as many rows in all
+    entries."""
     first = items[0]
     if any(type(item) is not type(first) for item in items):
         return False
@@ -45,10 +48,13 @@ def alike(items: Sequence[Any]) -> bool:
 
 
 def _kind(value: Any) -> tuple[Any, ...] | None:
-    """What joining must find equal of a tensor or array; ``None`` for one without rows and for
-    anything else."""
+    """What joining must find equal of a tensor or array; ``None`` for one without rows, one that
+    is not contiguous, and for anything else."""
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", ())
     if dtype is None or not shape:
+        return None
+    flags = getattr(value, "flags", None)
+    if not (value.is_contiguous() if flags is None else flags.c_contiguous):
         return None
     return (
         dtype,

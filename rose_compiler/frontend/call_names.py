@@ -42,9 +42,8 @@ MODE_SWITCHES = frozenset(
 METADATA = frozenset(
     """
     size dim ndimension numel nelement stride is_contiguous element_size is_floating_point
-    is_complex is_signed is_conj is_neg is_inference is_shared is_pinned get_device
-    storage_offset dim_order
-    has_names is_same_size result_type can_cast __len__ __hash__ is_set_to _is_view is_storage
+    is_complex is_signed is_conj is_neg is_inference is_shared is_pinned get_device dim_order
+    has_names is_same_size result_type can_cast __len__ __hash__ is_storage
     """.split()
 )
 _HOST = ("host-read", "Python reads data of a tensor")
@@ -56,7 +55,7 @@ REFUSED: dict[str, tuple[str, str]] = {
         """
         item tolist numpy __array__ __float__ __int__ __index__ __complex__ __contains__ __format__
         __repr__ __str__ is_nonzero equal allclose data_ptr const_data_ptr storage untyped_storage
-        __dlpack__ __array_wrap__
+        __dlpack__ __array_wrap__ storage_offset is_set_to _is_view
         """.split(),
         _HOST,
     ),

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.fx as fx
 
+from rose_compiler.base import gaps
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir.contexts import entered
 from rose_compiler.ir.facts import Context
@@ -235,7 +236,9 @@ def fresh_leaves(value: Any) -> Any:
     """The same values, with leaf tensors of their own where gradients are taken."""
     return _mapped(
         value,
-        lambda t: t.detach().clone().requires_grad_() if t.requires_grad else t,
+        lambda t: (
+            gaps.like(t.detach().clone(), t.detach()).requires_grad_() if t.requires_grad else t
+        ),
         lambda a: a,
     )
 
@@ -268,7 +271,7 @@ def vary(value: Any, generator: torch.Generator, wide: bool) -> Any:
             return a
         flat = torch.from_numpy(np.ascontiguousarray(a).reshape(-1))
         made = tensor(flat).numpy().reshape(a.shape).astype(a.dtype)
-        copied = np.empty_like(a)
+        copied = a.copy(order="K") if 0 in a.strides else gaps.like(a.copy(order="K"), a)
         np.copyto(copied, made)
         return copied
 
@@ -276,7 +279,10 @@ def vary(value: Any, generator: torch.Generator, wide: bool) -> Any:
 
 
 def _like(example: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(example, requires_grad=False).copy_(data)
+    made = torch.empty_like(example, requires_grad=False)
+    if 0 not in example.stride():
+        made = gaps.like(made, example.detach())
+    return made.copy_(data)
 
 
 def _mapped(value: Any, tensor: Callable[[Any], Any], array: Callable[[Any], Any]) -> Any:

@@ -58,6 +58,7 @@ class HostCalls:
         self.blocker: Blocker | None = None
         self.mentions = Mentions()
         self.kinds = False  # whether code asks what is None, or of which type
+        self.arrays = False  # whether it hands something to a function of numpy's written in C
 
     def __enter__(self) -> HostCalls:
         self._outer = sys.getprofile()
@@ -87,6 +88,7 @@ class HostCalls:
         elif event == "c_call" and _is_own_code(frame.f_code.co_filename):
             owner = getattr(function, "__self__", None)
             module = owner.__name__ if isinstance(owner, types.ModuleType) else _module_of(owner)
+            self.arrays = self.arrays or getattr(function, "__module__", None) == "numpy"
             known = effects_of_callable(function)
             touched = {*known.reads, *known.writes} & set(GLOBAL_STATES) if known else set()
             if module in _OUTSIDE or touched - {"rng:torch"}:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.fx as fx
 
+from rose_compiler.base import gaps
 from rose_compiler.frontend.audit import storage_key
+from rose_compiler.frontend.crosscheck import arrays_in
 from rose_compiler.frontend.record import spec_of
 from rose_compiler.frontend.recorder import Recorder
-from rose_compiler.frontend.sizes import watched
+from rose_compiler.frontend.sizes import ALL, Read, watched
 from rose_compiler.ir import facts
 
 
@@ -57,9 +60,17 @@ class Inputs:
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
         return value
 
-    def _read(self, typed: bool) -> None:
-        if typed:
+    def read_arrays(self, example_args: Sequence[Any]) -> None:
+        """Take note that built-in functions may have read anything of the arrays."""
+        if any(map(arrays_in, example_args)):
+            for what in ALL:
+                self._read(what)
+
+    def _read(self, what: Read) -> None:
+        if what == "type":
             self.recorder.typed = True
+        elif what == "layout":
+            self.recorder.lay("strides")
         else:
             self.recorder.sized = self.recorder.read = self.fixed = True
 
@@ -84,13 +95,5 @@ def _is_data(value: Any) -> bool:
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """A leaf of the same values, strides and ``requires_grad``."""
-    copied = tensor.detach().clone()
-    if copied.stride() != tensor.stride() and not _overlapping(tensor):
-        copied = torch.empty_strided(
-            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-        ).copy_(tensor.detach())
-    return copied.requires_grad_(tensor.requires_grad)
-
-
-def _overlapping(tensor: torch.Tensor) -> bool:
-    return any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    detached = tensor.detach()
+    return gaps.like(detached.clone(), detached).requires_grad_(tensor.requires_grad)

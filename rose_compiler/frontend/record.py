@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.fx as fx
 
+from rose_compiler.base import gaps
 from rose_compiler.frontend import makes
 from rose_compiler.frontend.components import is_component
 from rose_compiler.frontend.effects_val import IMMUTABLE
@@ -240,9 +241,9 @@ def saved_tensors(root: torch.Tensor) -> Iterator[torch.Tensor]:
 def clone(value: Any) -> Any:
     """A copy of tensors and arrays in a value, so that later writes do not show."""
     if isinstance(value, torch.Tensor):
-        return value if value.requires_grad else value.detach().clone()
+        return value if value.requires_grad else gaps.like(value.detach().clone(), value)
     if isinstance(value, np.ndarray):
-        return value.copy()
+        return gaps.like(value.copy(order="K"), value)
     if type(value) in (tuple, list):
         return type(value)(clone(v) for v in value)
     if type(value) is dict:

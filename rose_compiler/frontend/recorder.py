@@ -29,6 +29,7 @@ from rose_compiler.frontend.record import spec_of
 from rose_compiler.frontend.scalars import TracedNumber, traced_number, untraced
 from rose_compiler.ir import facts, functions
 from rose_compiler.ir.checks import check_valid
+from rose_compiler.ir.sizes import Laid
 
 
 class Recorder(TorchFunctionMode):
@@ -41,7 +42,7 @@ class Recorder(TorchFunctionMode):
     did, ``read``: whether the graph hangs on one: any Python code did, torch's own included, or it
     is made of as many parts as a tensor had. ``parted``: the axes, and their sizes, along which
     that holds. ``typed``: whether a dtype or device was read, or a conversion left out that does
-    nothing to tensors of these.
+    nothing to tensors of these; ``laid``: the same of how a tensor lies in memory.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Recorder(TorchFunctionMode):
         self.checks: list[fx.Node] = []
         self.pure = True
         self.sized = self.read = self.typed = False
+        self.laid: Laid = "any"
         self.parted: set[tuple[int, int]] = set()
         self.raised = ""  # a call that raised, which the code may have caught
         self.blocker: Blocker | None = None
@@ -209,6 +211,8 @@ class Recorder(TorchFunctionMode):
         other = not args or self._own(args[0]) is None  # states are compared before each call
         self.read |= other and name in sizes.NAMES | sizes.AXES | sizes.LAYOUT
         self.typed |= name in sizes.TYPED and self._handed(args, kwargs)
+        if other and name in sizes.LAID:
+            self.lay(sizes.LAID[name])
         if name not in sizes.NAMES or sizes.read_by_torch(frame):
             return result
         self.sized |= other
@@ -224,6 +228,10 @@ class Recorder(TorchFunctionMode):
         if found is None:
             raise self._stop("host-read", "`len` of a tensor fixes its size, which may change")
         return found
+
+    def lay(self, what: Laid) -> None:
+        """Take note that the graph hangs on how its inputs lie in memory."""
+        self.laid = "strides" if "strides" in (what, self.laid) else "order"
 
     def _property(self, func: Any, args: tuple[Any, ...], frame: types.FrameType) -> Any:
         owner = func.__self__
@@ -369,8 +377,10 @@ class Recorder(TorchFunctionMode):
             return None
         known = self._nodes.get(id(result))
         if known is not None and known[0] is result:
-            # of another dtype, or elsewhere, it would be another tensor
+            # of another dtype, elsewhere or laid out otherwise, it would be another tensor
             self.typed |= name != "contiguous" and self._handed(args, kwargs)
+            if name == "contiguous" or _has_format(args, kwargs):
+                self.lay("order")
             return self.operand(result)
         source = args[0]
         same = name in call_names.RESHAPES and call_names.unchanged(source, result)
@@ -395,3 +405,7 @@ class Recorder(TorchFunctionMode):
     def _mark_foreign(self, args: tuple[Any, ...], result: Any) -> None:
         if any(isinstance(a, np.ndarray) for a in args) and isinstance(result, torch.Tensor):
             self.audit.foreign.add(storage_key(result))
+
+
+def _has_format(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return any(isinstance(v, torch.memory_format) for v in (*args, *kwargs.values()))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from rose_compiler.frontend.sizes import Sizes
+from rose_compiler.frontend.sizes import TracedShape
 
 Emit = Callable[[Callable[..., Any], tuple[Any, ...]], fx.Node]
 Refuse = Callable[[str], BaseException]
@@ -61,7 +61,7 @@ def untraced(value: Any) -> Any:
     """Arguments with ordinary numbers in place of traced ones."""
     if isinstance(value, TracedNumber):
         return plain(value)
-    if type(value) is Sizes:
+    if type(value) is TracedShape:
         return torch.Size(map(untraced, value))
     if type(value) in (tuple, list):
         return type(value)(untraced(v) for v in value)

@@ -20,7 +20,7 @@ from rose_compiler.frontend.scalar import is_scalar
 Relation = dict[str, frozenset[str]]
 _Read = Callable[[Any], Any]
 #: Dtype, device, whether gradients are taken for it, and shape.
-Make = tuple[torch.dtype, torch.device, bool, torch.Size]
+Make = tuple[torch.dtype, torch.device, bool, torch.Size, tuple[int, ...]]
 
 
 def relation_of(names: StateNames) -> Relation:
@@ -49,8 +49,8 @@ class Shared:
     was put in the place of another is compared with the memory of the others; anything else new is
     walked. Names that were not there at capture don't count: the program knows none of them.
 
-    A tensor must also keep its dtype, device and ``requires_grad``. Its shape matters where a
-    traced graph holds numbers that were read from it; ``sized`` says for which states. Items of
+    A tensor must also keep its dtype, device and ``requires_grad``. Its shape and strides matter
+    where a traced graph holds what was read from it; ``sized`` says for which states. Items of
     sequences, which have no names of their own, are compared in nothing but their memory.
     """
 
@@ -187,7 +187,7 @@ def _makes(names: StateNames) -> dict[str, Make]:
 
 
 def _make(tensor: torch.Tensor) -> Make:
-    return tensor.dtype, tensor.device, _wanted(tensor), tensor.shape
+    return tensor.dtype, tensor.device, _wanted(tensor), tensor.shape, tensor.stride()
 
 
 def _wanted(tensor: torch.Tensor) -> bool:
@@ -196,9 +196,10 @@ def _wanted(tensor: torch.Tensor) -> bool:
 
 
 def _told(made: Make, other: Make) -> str:
-    dtype, device, wanted, shape = made
+    dtype, device, wanted, shape, strides = made
     grad = " that requires grad" if wanted and not other[2] else ""
-    return f"{str(dtype).removeprefix('torch.')} tensor of {tuple(shape)} on {device}{grad}"
+    laid = f" with strides {strides}" if made[:4] == other[:4] else ""
+    return f"{str(dtype).removeprefix('torch.')} tensor of {tuple(shape)}{laid} on {device}{grad}"
 
 
 def _mark(tensor: torch.Tensor) -> tuple[int, int, Any, bool]:

@@ -12,16 +12,30 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from rose_compiler.ir.sizes import Items, Known, Shape
+from rose_compiler.base import gaps
+from rose_compiler.ir.sizes import Items, Known, Laid, Shape
 
 #: Sizes that may be others when a graph runs: none, those of first axes, or any.
 Vary = Literal["none", "rows", "all"]
+#: What code may read of an array besides its numbers.
+Read = Literal["size", "type", "layout"]
+ALL: tuple[Read, ...] = ("size", "type", "layout")
+#: What attributes of an array tell; any other may be all of that.
+_READ: dict[str, tuple[Read, ...]] = {
+    **dict.fromkeys(("shape", "size", "ndim"), ("size",)),
+    **dict.fromkeys(("dtype", "itemsize", "astype"), ("type",)),
+    "nbytes": ("size", "type"),
+    **dict.fromkeys(("strides", "flags"), ("layout",)),
+}
+_OWN = frozenset(("told", "_tell", "__class__", "__array_finalize__"))
 #: What reads them, of a tensor.
 NAMES = frozenset(("shape", "size", "numel", "nelement", "__len__"))
 #: What hangs on the number of axes alone.
 AXES = frozenset(("dim", "ndim", "ndimension", "is_same_size"))
 #: What hangs on sizes, and stays as it is in the graph.
 LAYOUT = frozenset(("nbytes", "stride", "is_contiguous", "dim_order"))
+#: What reads how a tensor lies in memory: in which order, or with which strides.
+LAID: dict[str, Laid] = {"is_contiguous": "order", "stride": "strides", "dim_order": "strides"}
 #: What takes a tensor apart into a number of parts that its sizes give.
 PARTS = frozenset(
     ("split", "chunk", "unsafe_split", "unsafe_chunk", "unbind", "unsafe_unbind", "gradient")
@@ -38,9 +52,10 @@ TYPED = frozenset(
 )
 _TORCH = os.path.dirname(str(torch.__file__)) + os.sep
 _NUMPY = os.path.dirname(np.__file__) + os.sep
+_HERE = os.path.dirname(__file__) + os.sep
 
 
-class Sizes(tuple[Any, ...]):
+class TracedShape(tuple[Any, ...]):
     """The shape of a tensor, some of it numbers that stand for nodes."""
 
     def numel(self) -> Any:
@@ -85,85 +100,76 @@ def sizes_read(
     if isinstance(result, int):
         axis = args[1] if len(args) > 1 else kwargs["dim"]
         return one(axis % tensor.dim(), result)
-    return Sizes(one(k, size) for k, size in enumerate(result))
+    return TracedShape(one(k, size) for k, size in enumerate(result))
 
 
 class WatchedArray(np.ndarray):
-    """An array that tells when Python code of the user's reads a size of it, or its dtype."""
+    """An array that tells when other code than torch's reads something of it: a size, its dtype,
+    how it lies in memory, or what may be any of these. Built-in functions don't ask it."""
 
-    told: Callable[[bool], object] | None = None
+    told: Callable[[Read], object] | None = None
 
     def __array_finalize__(self, of: Any) -> None:
         self.told = getattr(of, "told", None)
 
-    def _read(self, frame: types.FrameType | None, *, typed: bool = False) -> None:
-        # numpy's own code reads for who called it: `np.shape(a)`
-        while frame is not None and frame.f_code.co_filename.startswith(_NUMPY):
-            frame = frame.f_back
-        if self.told is not None and not (frame is not None and read_by_torch(frame)):
-            self.told(typed)
-
-    @property  # type: ignore[misc]  # numpy's may be assigned; nobody does here
-    def shape(self) -> Any:
-        self._read(sys._getframe(1))
-        return self.view(np.ndarray).shape
-
-    @property
-    def size(self) -> Any:
-        self._read(sys._getframe(1))
-        return self.view(np.ndarray).size
-
-    @property
-    def ndim(self) -> Any:
-        self._read(sys._getframe(1))
-        return self.view(np.ndarray).ndim
-
-    @property
-    def nbytes(self) -> Any:
-        self._read(sys._getframe(1))
-        return self.view(np.ndarray).nbytes
-
-    @property
-    def dtype(self) -> Any:
-        self._read(sys._getframe(1), typed=True)
-        return self.view(np.ndarray).dtype
-
-    def astype(self, *args: Any, **kwargs: Any) -> Any:
-        self._read(sys._getframe(1), typed=True)
-        return super().astype(*args, **kwargs)
+    def __getattribute__(self, name: str) -> Any:
+        if name not in _OWN:
+            object.__getattribute__(self, "_tell")(sys._getframe(1), *_READ.get(name, ALL))
+        return super().__getattribute__(name)
 
     def __len__(self) -> int:
-        self._read(sys._getframe(1))
-        return len(self.view(np.ndarray))
+        self._tell(sys._getframe(1), "size")
+        return super().__len__()
+
+    def __iter__(self) -> Any:
+        self._tell(sys._getframe(1), "size")
+        return super().__iter__()
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        self._tell(sys._getframe(1), *ALL)
+        return super().__array_function__(func, types, args, kwargs)
+
+    def _tell(self, frame: types.FrameType | None, *what: Read) -> None:
+        # numpy's own code reads for who called it
+        while frame is not None and frame.f_code.co_filename.startswith(_NUMPY):
+            frame = frame.f_back
+        ours = frame is not None and frame.f_code.co_filename.startswith((_TORCH, _HERE))
+        if (told := self.told) is None or ours:
+            return
+        for one in what:
+            told(one)
 
 
-def watched(array: Any, told: Callable[[bool], object]) -> Any:
-    """A copy of an array that calls ``told`` when Python code of the user's reads a size of it, or,
-    with True, its dtype."""
+def watched(array: Any, told: Callable[[Read], object]) -> Any:
+    """A copy of an array that calls ``told`` with what Python code of the user's reads of it."""
     if type(array) is not np.ndarray:
         return array.copy()
-    made = array.copy().view(WatchedArray)
+    made = gaps.like(array.copy(order="K"), array).view(WatchedArray)
     made.told = told
     return made
 
 
-def known_of(value: Any, free: Vary, *, read: bool, typed: bool, kinds: bool) -> Known | None:
+def known_of(
+    value: Any, free: Vary, *, read: bool, typed: bool, kinds: bool, laid: Laid = "any"
+) -> Known | None:
     """What a graph is right for, as it was traced with ``value``, if ``free`` sizes may be others;
     ``None`` where there is nothing to be known.
 
     ``read``: whether a size was read at all, ``typed``: whether a dtype or device was, ``kinds``:
-    whether the code asks what is None or of which type. How much a tuple holds counts always.
+    whether the code asks what is None or of which type, ``laid``: what of layouts. How much a tuple
+    holds counts always.
     """
+    asked: dict[str, Any] = {"read": read, "typed": typed, "kinds": kinds, "laid": laid}
     if isinstance(value, torch.Tensor | np.ndarray):
         sizes: list[int | None] = list(value.shape)
         if free == "all":
             sizes = [None] * len(sizes)
         elif free == "rows" and sizes:
             sizes[0] = None
-        if not (read or free != "all" or typed or kinds):
+        if not (read or free != "all" or typed or kinds or laid != "any"):
             return None
         kept = tuple(sizes) if read or free != "all" else None
-        return Shape.of(value, kept, typed=typed)
+        return Shape.of(value, kept, typed=typed, laid=laid)
     below: list[tuple[Any, Any]] = []
     if isinstance(value, tuple | list) and not isinstance(value, torch.Size):
         below = list(enumerate(value))
@@ -171,6 +177,6 @@ def known_of(value: Any, free: Vary, *, read: bool, typed: bool, kinds: bool) ->
         below = list(value.items())
     else:
         return None
-    known = ((k, known_of(v, free, read=read, typed=typed, kinds=kinds)) for k, v in below)
+    known = ((k, known_of(v, free, **asked)) for k, v in below)
     kind = next(t for t in (tuple, list, dict) if isinstance(value, t))
     return Items(tuple(known), kind)

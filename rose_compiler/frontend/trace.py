@@ -40,7 +40,7 @@ from rose_compiler.frontend.recorder import Recorder
 from rose_compiler.frontend.sizes import Vary, known_of
 from rose_compiler.ir.contexts import entered
 from rose_compiler.ir.facts import Context, Spec
-from rose_compiler.ir.sizes import Known
+from rose_compiler.ir.sizes import Known, Laid
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Traced:
     ``mentions`` is what the code that ran reads from Python objects. ``sized``: whether other code
     than torch's read a size, which the graph may hold, ``read``: whether it hangs on any,
     ``fixed``: on one of an array, or on the number of parts of a batch, which stay as they are.
-    ``typed``: whether a dtype or device was read, or a conversion dropped; ``kinds``: whether the
-    code asks what is None, or of which type.
+    ``typed``: whether a dtype or device was read, or a conversion dropped; ``laid``: what was read
+    of how a tensor lies in memory; ``kinds``: whether the code asks what is None, or of which type.
     ``known`` is what the graph was proven for, by argument; of sizes it leaves out any.
     Call ``gm.forward(...)``: calling the module itself costs 2 µs more.
     """
@@ -80,6 +80,7 @@ class Traced:
     read: bool = False
     fixed: bool = False
     typed: bool = False
+    laid: Laid = "any"
     kinds: bool = False
     known: Mapping[int, Known] = field(default_factory=dict)
 
@@ -145,9 +146,11 @@ def _proven(traced: Traced, example_args: Sequence[Any], free: Vary) -> Traced:
         free = "none"
     elif not traced.read:
         free = "all"
-    asked = {"read": traced.read, "typed": traced.typed, "kinds": traced.kinds}
+    # what fills memory with random numbers may go through it in its own order
+    laid: Laid = "order" if traced.draws and traced.laid == "any" else traced.laid
+    asked: dict[str, Any] = {"read": traced.read, "typed": traced.typed, "kinds": traced.kinds}
     given = (k for k in traced.arguments if isinstance(k, int))
-    made = ((k, known_of(example_args[k], free, **asked)) for k in given)
+    made = ((k, known_of(example_args[k], free, laid=laid, **asked)) for k in given)
     known = {k: one for k, one in made if one is not None}
     return replace(traced, known=known)
 
@@ -236,6 +239,8 @@ def _record(
         if others():
             return Blocker("not-traceable", "it draws from numpy's or Python's generator")
     recorder.graph.output(outputs)
+    if host.arrays:
+        inputs.read_arrays(example_args)
     _drop_dead(recorder)
     made = _finish(recorder, inputs, result, contexts)
     shapes = [tuple(t.shape) for value in example_args for t in tensors_in(value)]
@@ -288,6 +293,7 @@ def _finish(
         read=recorder.read,
         fixed=inputs.fixed,
         typed=recorder.typed,
+        laid=recorder.laid,
         contexts=contexts,
     )
 

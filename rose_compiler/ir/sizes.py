@@ -1,17 +1,18 @@
-"""Sizes and types that a traced graph was proven for: it holds those that Python code read.
+"""Sizes, types and layouts that a traced graph was proven for: it holds what Python code read.
 
 Code that reads a size (``x.shape[0]``, ``len(x)``) leaves a number in its graph, or the arm of a
-branch that the size chose; a conversion that does nothing (``x.float()``) leaves nothing at all. So
-a graph says for which sizes and types of its arguments it stands, and what is run for any others:
-the user's own statements where they can take its place, an error where a pass has changed what it
-computes, or drew its random numbers in one shape.
+branch that the size chose; what does nothing (``x.float()``, ``x.contiguous()``) leaves nothing at
+all. So a graph says for which sizes, types and layouts of its arguments it stands, and what is run
+for any others: the user's own statements where they can take its place, an error where a pass has
+changed what it computes, or drew its random numbers in one shape.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,25 +27,39 @@ from rose_compiler.ir.program import is_call, is_item, op_of, placeholders
 SIZES = "sizes"
 #: Keys whose ``repr`` is what Python reads back.
 _PLAIN = (str, int, bool, type(None))
+#: What code read of how a tensor lies in memory: nothing, its order at most, or its strides.
+Laid = Literal["any", "order", "strides"]
 
 
 @dataclass(frozen=True)
 class Shape:
     """What a tensor, or an ``array``, must be: its sizes, None for one that may be any, and for
-    ``sizes`` that may all be; its dtype and device, where these were read."""
+    ``sizes`` that may all be; its dtype and device, where these were read; how it lies in memory,
+    where that was: ``layout`` is its strides, () for any that make it contiguous. ``rows`` it had
+    when it was traced; it may have others."""
 
     sizes: tuple[int | None, ...] | None
     array: bool = False
     dtype: Any = None
     device: Any = None
+    layout: tuple[int, ...] | None = None
+    rows: int | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, value: Any, sizes: tuple[int | None, ...] | None, *, typed: bool) -> Shape:
+    def of(
+        cls,
+        value: Any,
+        sizes: tuple[int | None, ...] | None,
+        *,
+        typed: bool,
+        laid: Laid = "any",
+    ) -> Shape:
         """What a value was traced as; ``typed``: with its dtype and device."""
         array = not isinstance(value, torch.Tensor)
-        if not typed:
-            return cls(sizes, array)
-        return cls(sizes, array, value.dtype, None if array else value.device)
+        dtype = value.dtype if typed else None
+        device = value.device if typed and not array else None
+        rows = value.shape[0] if value.ndim else None
+        return cls(sizes, array, dtype, device, layout_of(value, laid), rows)
 
 
 @dataclass(frozen=True)
@@ -58,7 +73,7 @@ class Items:
 Known = Shape | Items
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sizes:
     """What a graph was proven for, by parameter; ``instead`` takes the same arguments where they
     are others, and returns what the operation returns. For parts of the operation nothing can:
@@ -71,9 +86,21 @@ class Sizes:
     batched: frozenset[str] = frozenset()
 
     def differ(self, params: tuple[str, ...], args: tuple[Any, ...]) -> bool:
-        """Whether the graph was not proven for arguments of these sizes or types."""
-        given = dict(zip(params, args, strict=False))
-        return any(not _fits(given[p], k) for p, k in self.known.items() if p in given)
+        """Whether the graph was not proven for arguments of these sizes, types or layouts."""
+        return self._asked(dict(zip(params, args, strict=False)))
+
+    @cached_property
+    def _asked(self) -> Callable[[Mapping[str, Any]], bool]:
+        """:meth:`text` as a function of the arguments by parameter."""
+        names: dict[str, Any] = {"torch": torch}
+
+        def bind(thing: Any, name: str) -> str:
+            names[f"{name}_{len(names)}"] = thing
+            return next(reversed(names))
+
+        text = self.text({p: f"given[{p!r}]" for p in self.known}, bind)
+        found: Callable[[Mapping[str, Any]], bool] = eval(f"lambda given: {text or False}", names)
+        return found
 
     def text(self, refs: Mapping[str, str], bind: Callable[[Any, str], str]) -> str:
         """The same question as Python, asked of variables; empty where any will do. ``bind`` names
@@ -141,7 +168,7 @@ def _joined(value: fx.Node) -> bool:
 def _rows(known: Known | None) -> int | None:
     while isinstance(known, Items):
         known = next((k for _, k in known.items if k is not None), None)
-    return known.sizes[0] if isinstance(known, Shape) and known.sizes else None
+    return known.rows if isinstance(known, Shape) else None
 
 
 def refused(*args: Any) -> Any:
@@ -154,55 +181,45 @@ def refused(*args: Any) -> Any:
     raise fail(
         "sizes-changed",
         "an operation that was taken apart is handed values of sizes that were not seen before, or "
-        "of other types: " + ", ".join(map(str, shapes)),
+        "of other types or layouts: " + ", ".join(map(str, shapes)),
     )
 
 
-def _fits(value: Any, known: Known | None) -> bool:
-    if known is None:
-        return True
-    if isinstance(known, Items):
-        if not isinstance(value, known.of) or len(value) != len(known.items):
-            return False
-        if known.of is dict and any(key not in value for key, _ in known.items):
-            return False
-        return all(_fits(value[key], inner) for key, inner in known.items)
-    if not isinstance(value, np.ndarray if known.array else torch.Tensor):
-        return False
-    if known.dtype is not None and value.dtype != known.dtype:
-        return False
-    if known.device is not None and value.device != known.device:
-        return False
-    shape, wanted = value.shape, known.sizes
-    return wanted is None or (
-        len(shape) == len(wanted)
-        and all(w is None or s == w for s, w in zip(shape, wanted, strict=True))
-    )
+def layout_of(value: Any, laid: Laid) -> tuple[int, ...] | None:
+    """What to compare of how a tensor or array lies in memory."""
+    if laid == "any":
+        return None
+    array = not isinstance(value, torch.Tensor)
+    if laid == "order" and (value.flags.c_contiguous if array else value.is_contiguous()):
+        return ()
+    return tuple(value.strides if array else value.stride())
 
 
 def _text(ref: str, known: Known | None, bind: Callable[[Any, str], str]) -> Iterator[str]:
     if known is None:
         return
     if isinstance(known, Items):
+        keys = [repr(k) if type(k) in _PLAIN else bind(k, "key") for k, _ in known.items]
         yield f"not isinstance({ref}, {known.of.__name__})"
-        yield f"len({ref}) != {len(known.items)}"
-        for key, inner in known.items:
-            if inner is None:
-                continue
-            at = repr(key) if type(key) in _PLAIN else bind(key, "key")
-            if known.of is dict:
-                yield f"{at} not in {ref}"
+        # in their order: code may go through them
+        is_dict = known.of is dict
+        yield f"[*{ref}] != [{', '.join(keys)}]" if is_dict else f"len({ref}) != {len(keys)}"
+        for (_, inner), at in zip(known.items, keys, strict=True):
             yield from _text(f"{ref}[{at}]", inner, bind)
         return
     # numbers and None have neither sizes nor a dtype
-    kind = f'not hasattr({ref}, "shape")' if known.array else f"not isinstance({ref}, torch.Tensor)"
-    yield kind
+    kind = bind(np.ndarray, "ndarray") if known.array else "torch.Tensor"
+    yield f"not isinstance({ref}, {kind})"
     if known.dtype is not None:
         kept = f"dtype.str != {known.dtype.str!r}" if known.array else f"dtype is not {known.dtype}"
         yield f"{ref}.{kept}"
     if known.device is not None:
         cpu = known.device.type == "cpu"
         yield f"not {ref}.is_cpu" if cpu else f"{ref}.get_device() != {known.device.index}"
+    if known.layout is not None:
+        strides = "strides" if known.array else "stride()"
+        order = "flags.c_contiguous" if known.array else "is_contiguous()"
+        yield f"{ref}.{strides} != {known.layout}" if known.layout else f"not {ref}.{order}"
     if known.sizes is None:
         return
     first, *rest = known.sizes or (0,)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rose_compiler.base import gaps
 from rose_compiler.base.apart import Apart, alike, rows_in
 
 
@@ -26,10 +27,11 @@ def _copied(value: Any, seen: dict[int, Any]) -> Any:
         return found
     copy: Any
     if isinstance(value, torch.Tensor):
-        copy = value.clone()
+        copy = gaps.like(value.clone(), value)
     elif isinstance(value, np.ndarray):
         # arrays of objects, as in infos, hold arrays that may be borrowed too
-        copy = _objects(value, seen) if value.dtype.hasobject else value.copy(order="K")
+        boxes = value.dtype.hasobject
+        copy = _objects(value, seen) if boxes else gaps.like(value.copy(order="K"), value)
     elif isinstance(value, dict):
         copy = {key: _copied(item, seen) for key, item in value.items()}
         if type(value) is not dict:

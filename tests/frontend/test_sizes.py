@@ -19,10 +19,6 @@ from tests.frontend.tracing import traced
 X = torch.arange(12.0).reshape(4, 3)
 
 
-def unnamed(thing: Any, name: str) -> str:
-    raise AssertionError(f"{name} is no part of the question")
-
-
 def per_row(x: Tensor) -> Tensor:
     return x.pow(2).sum() / x.shape[0]
 
@@ -117,7 +113,8 @@ def test_a_graph_knows_the_dtype_that_was_read_or_that_a_conversion_left(
     assert known.sizes is None
     sizes = Sizes({"x": known}, refused, refused)
     assert not sizes.differ(("x",), (value,))
-    test = eval("lambda x: " + sizes.text({"x": "x"}, unnamed), {"torch": torch})
+    asked = sizes.text({"x": "x"}, lambda thing, name: name)
+    test = eval("lambda x: " + asked, {"torch": torch, "ndarray": np.ndarray})
     assert not test(value)
     doubles = value.astype(np.float64) if fn is same_array else X.double()
     for other in (doubles, None, 1.0):
@@ -212,7 +209,28 @@ def by_an_arrays_bytes(x: Any) -> Tensor:
     return torch.as_tensor(x) / x.nbytes
 
 
-OF_ARRAYS = [by_numpys_shape, by_numpys_size, by_an_arrays_bytes]
+def by_anothers_length(x: Any) -> Tensor:
+    return torch.as_tensor(x) / len(np.asarray(x))
+
+
+def by_its_own_array(x: Any) -> Tensor:
+    return torch.as_tensor(x) / x.__array__().shape[0]
+
+
+def by_its_interface(x: Any) -> Tensor:
+    return torch.as_tensor(x) / x.__array_interface__["shape"][0]
+
+
+def by_going_through(x: Any) -> Tensor:
+    return torch.as_tensor(x) / sum(1 for _ in zip(x, range(9), strict=False))
+
+
+def by_counting(x: Any) -> Tensor:
+    return torch.as_tensor(x) / int(np.count_nonzero(np.ones_like(x)))
+
+
+OF_ARRAYS = [by_numpys_shape, by_numpys_size, by_an_arrays_bytes, by_anothers_length]
+OF_ARRAYS += [by_its_own_array, by_its_interface, by_going_through, by_counting]
 OF_TENSORS = [of_groups, of_groups_apart, in_threes, flat, by_two, by_two_across, in_three]
 OF_TENSORS += [row_by_row, column_by_column, by_bytes, by_stride]
 
@@ -239,6 +257,69 @@ def test_a_graph_is_right_for_all_sizes_that_it_says_it_is_right_for(
                 assert options, "with these sizes it raises"
                 continue
             assert torch.equal(found.gm.forward(other), expected), (options, shape)
+
+
+def by_order(x: Tensor) -> Tensor:
+    return x * 2 if x.is_contiguous() else x * 3
+
+
+def without_gaps(x: Tensor) -> Tensor:
+    return x.contiguous().view(-1)
+
+
+def channels_last(x: Tensor) -> Tensor:
+    return x[..., None, None].to(memory_format=torch.channels_last) * 1.5
+
+
+def drawn_like(x: Tensor) -> Tensor:
+    return x + torch.randn_like(x)
+
+
+def by_array_strides(x: Any) -> Tensor:
+    return torch.as_tensor(x) * x.strides[0]
+
+
+def by_array_flags(x: Any) -> Tensor:
+    return torch.as_tensor(x) * (2 if x.flags.c_contiguous else 3)
+
+
+OF_ARRAYS_LAID = [by_array_strides, by_array_flags]
+
+
+@pytest.mark.parametrize(
+    "fn", [by_order, by_stride, without_gaps, channels_last, drawn_like, *OF_ARRAYS_LAID]
+)
+def test_a_graph_is_right_for_all_layouts_that_it_says_it_is_right_for(
+    fn: Callable[..., Any],
+) -> None:
+    array = fn in OF_ARRAYS_LAID
+    rows, columns = X, X.t().contiguous().t()
+    gaps = torch.cat([X, X], 1)[:, :3]
+    for seen in (rows, columns, gaps):
+        found = trace(fn, [seen.numpy() if array else seen], lifted={})
+        assert isinstance(found, Traced)
+        sizes = Sizes(dict(zip("x", found.known.values(), strict=False)), refused, refused)
+        taken = []
+        for other in (rows, columns, gaps):
+            given = other.numpy() if array else other
+            if sizes.differ(("x",), (given,)):
+                continue
+            taken.append(other)
+            torch.manual_seed(0)
+            expected = fn(given)
+            torch.manual_seed(0)
+            made = found.gm.forward(given)
+            assert torch.equal(made, expected)
+            assert made.stride() == expected.stride()
+        assert any(t is seen for t in taken), "its own"
+
+
+def test_keys_are_compared_in_their_order() -> None:
+    known = Items((("a", None), ("b", Shape((4, 3)))), dict)
+    sizes = Sizes({"x": known}, refused, refused)
+    assert not sizes.differ(("x",), ({"a": 1, "b": X},))
+    for other in ({"b": X, "a": 1}, {"c": 1, "b": X}, {"a": 1, "b": X[:2]}, [1, X]):
+        assert sizes.differ(("x",), (other,))
 
 
 def two_heads(x: Tensor) -> Tensor:

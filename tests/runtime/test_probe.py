@@ -106,11 +106,13 @@ class TestTiles:
 
     def test_axes_of_arguments_and_results(self) -> None:
         def fn(x: Tensor, table: Tensor) -> tuple[Tensor, Tensor, str]:
-            return x.t() * 2, table, "same"
+            return x.t().contiguous() * 2, table, "same"
 
         args = (torch.randn(3, 8), torch.ones(8))
         assert probe_tile(fn, args, {0: 1}, [2, 6], results={0: 0}) == "bits"
         assert probe_tile(fn, args, {0: 1}, [2, 6], results={0: 0, 1: 0}) == "differ"
+        turned = probe_tile(lambda x: x.t() * 2, args[:1], {0: 1}, [2, 6], results={0: 0})
+        assert turned == "differ", "joined, its rows lie otherwise in memory"
 
     def test_arrays_and_whole_numbers(self) -> None:
         def fn(a: np.ndarray[Any, Any], i: Tensor, done: Tensor) -> tuple[Any, ...]:

@@ -1,0 +1,39 @@
+"""Copies of tensors and arrays with the strides of what they are copies of.
+
+``clone()`` and ``copy()`` close the gaps of a part of something larger, such as ``x[:, :3]``, and
+give memory to what an ``expand`` shows again and again. What is computed from the copy would then
+differ: ``view`` raises for the one and not for the other, and sums are rounded otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def like(copy: Any, value: Any) -> Any:
+    """``copy``, a plain copy of ``value``, or one with its strides if it has others. Tensors with a
+    graph behind them, arrays of objects, those of other classes or with negative strides keep the
+    plain copy."""
+    array = hasattr(value, "strides")
+    strides = value.strides if array else value.stride()
+    if strides == (copy.strides if array else copy.stride()) or 0 in value.shape:
+        return copy
+    if array:
+        kept = value.dtype.hasobject or type(value).__name__ != "ndarray" or min(strides) < 0
+    else:
+        kept = value.requires_grad
+    return copy if kept else with_strides(value, strides)
+
+
+def with_strides(value: Any, strides: tuple[int, ...]) -> Any:
+    """A copy with memory of its own, which has gaps where the strides leave some."""
+    last = sum((n - 1) * s for n, s in zip(value.shape, strides, strict=True))
+    if hasattr(value, "strides"):
+        room = bytearray(last + value.itemsize)
+        made = type(value)(value.shape, value.dtype, room, 0, strides)
+    else:
+        made = value.new_empty(last + 1).as_strided(value.shape, strides)
+    # along an axis without a stride there is one entry, which is shown again and again
+    once = tuple(slice(0, 1) if s == 0 else slice(None) for s in strides)
+    made[once] = value[once]
+    return made
