@@ -82,8 +82,9 @@ def _in_losses(graph: fx.Graph, record: Record) -> Iterator[LoopView]:
             continue
         view = LoopView(node)
         # a loop that hands on more than a loss is one of its own kind: a rollout, for instance
-        makes = node in wanted and wanted.issuperset(node.users)
-        makes = makes and any(has_graph(facts.get(u).spec) for u in node.users)
+        used = [u for u in node.users if u.users]  # a last `x` that nobody asks for is left here
+        makes = node in wanted and wanted.issuperset(used)
+        makes = makes and any(has_graph(facts.get(u).spec) for u in used)
         if (makes or _fills(view, wanted)) and not _repeats(view):
             yield view
 

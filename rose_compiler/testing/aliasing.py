@@ -156,15 +156,27 @@ WRITES = (
 )
 
 
+_HALF = 'with torch.autocast("cpu", dtype=torch.bfloat16): '
+#: Statements of one region of `autocast`, which casts a weight once; the last leaves a number.
+HALF = (
+    _HALF + "{r} = float(w.net(ones).sum())",
+    _HALF + "{r} = float(w.net(ones).sum()); w.tied.inner.weight.data += {x}",
+    _HALF + "w.net(ones).sum().backward(); w.optimizer.step(); {r} = float(w.tied(ones).sum())",
+    _HALF + "w.net.inner.weight.data *= {x}; {r} = float(w.net(ones).sum() + w.tied(ones).sum())",
+    _HALF + "{r} = float(w.net(ones).sum()); w.swap(); {r} += float(w.net(ones * {x}).sum())",
+)
+
+
 @st.composite
 def functions(draw: Any) -> str:
     """The text of a module with a function ``main(w, ones)`` of many small statements."""
     lines = ["box = [5]", "view = w.whole[1:3]", "copy = w.left.clone()"]
     results: list[str] = []
+    kinds = (READS, WRITES, HALF) if draw(st.integers(0, 3)) == 3 else (READS, WRITES)
 
     def straight(count: int, indent: str) -> None:
         for _ in range(count):
-            form = draw(st.sampled_from(READS if draw(st.booleans()) else WRITES))
+            form = draw(st.sampled_from(draw(st.sampled_from(kinds))))
             name = f"r{len(results)}"
             if "{r}" in form:
                 results.append(name)

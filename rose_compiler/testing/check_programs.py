@@ -19,6 +19,7 @@ from rose_compiler.ir.program import Program
 from rose_compiler.ir.verify import verify
 from rose_compiler.passes.accumulate import Accumulate
 from rose_compiler.passes.base import Pass, PassContext
+from rose_compiler.passes.interleave import Interleave
 from rose_compiler.passes.late import LateWork
 from rose_compiler.passes.manager import PassManager, check_round_trip
 from rose_compiler.passes.pipeline import PIPELINE
@@ -28,6 +29,7 @@ from rose_compiler.runtime.recording import RaceFound, RecordingStreams
 from rose_compiler.runtime.slow import SlowRuntime
 from rose_compiler.runtime.support import Runtime
 from rose_compiler.testing import grouping, pipelining, slots
+from rose_compiler.testing import references as referring
 from rose_compiler.testing import rollouts as stepping
 from rose_compiler.testing import updates as updating
 from rose_compiler.testing.capturing import shuffle
@@ -56,6 +58,7 @@ _ALONE = [  # one is told which loops, the other has a kind of its own
 PASSES = st.one_of(st.just(PIPELINE), st.sampled_from(_ALONE))
 #: The pass alone, as it leaves program order, and in front of what makes use of it.
 UNSWITCHING: tuple[tuple[Pass, ...], ...] = (PIPELINE, (Unswitch(), LateWork()), (Unswitch(),))
+INTERLEAVING: tuple[tuple[Pass, ...], ...] = (PIPELINE, (Interleave(), LateWork()), (Interleave(),))
 #: The pipeline, with streams for all that may have one.
 ON_STREAMS = tuple(Streams(worth=1) if isinstance(one, Streams) else one for one in PIPELINE)
 _DRAWN = st.one_of(programs(), programs(without=STOPPING, size=40))
@@ -112,6 +115,20 @@ def rollouts(data: Any, result: Result, folder: Path) -> None:
         shards={"envs": rollout.shards},
     )
     _everywhere(rollout.run, rollout.program(), PIPELINE, context, data.draw(SEEDS), result)
+
+
+def references(data: Any, result: Result, folder: Path) -> None:
+    """Rollouts with a loop behind them that looks at what was collected, and may go into the loop
+    that collects: run as rollouts are."""
+    rollout: stepping.Rollout = data.draw(referring.references())
+    late = data.draw(st.sampled_from(("shadow",) * 3 + ("inline",)))
+    context = PassContext(
+        options=replace(data.draw(DECISIONS), late=late, accumulate=True),
+        asynchronous=frozenset({"envs"}),
+        shards={"envs": rollout.shards},
+    )
+    passes = data.draw(st.sampled_from(INTERLEAVING))
+    _everywhere(rollout.run, rollout.program(), passes, context, data.draw(SEEDS), result)
 
 
 def pipelines(data: Any, result: Result, folder: Path) -> None:

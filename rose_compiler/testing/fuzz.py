@@ -16,11 +16,13 @@ from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
 from rose_compiler.testing import aliasing, functions
+from rose_compiler.testing.check_iterations import iterations
 from rose_compiler.testing.check_programs import (
     groups,
     lanes,
     nests,
     pipelines,
+    references,
     rollouts,
     streams,
     updates,
@@ -41,6 +43,7 @@ KINDS: dict[str, Check] = {
     "nests": nests,
     "lanes": lanes,
     "rollouts": rollouts,
+    "references": references,
     "pipelines": pipelines,
     "updates": updates,
     "streams": streams,
@@ -52,6 +55,7 @@ KINDS: dict[str, Check] = {
     "streamed": streamed,
     "losses": losses,
     "hosted": hosted,
+    "iterations": iterations,
 }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -209,10 +209,11 @@ class Rollout:
     shards: tuple[int, ...]
     lends: bool
     shares: bool = False  # observations are views of what the simulator returns
+    more: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # operations to bind
 
     def program(self) -> Program:
         """A fresh program with the types of its values, as they are known after a first trip."""
-        program = parse(self.text, BIND)
+        program = parse(self.text, {**BIND, **self.more})
         self.run(lambda p, values, objects: interp.run(p, values, objects, hooks=Types()), program)
         policy = program.ops.by_name.get("gauss")
         if policy is not None and policy.body is not None:

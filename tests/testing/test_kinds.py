@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rose_compiler.ir import losses
-from rose_compiler.passes import accumulate, fuse_losses, fusion, hosts, unswitch
+from rose_compiler.ir import casts, losses
+from rose_compiler.passes import accumulate, fuse_losses, fusion, hosts, interleave, unswitch
 from rose_compiler.runtime import remote
 from rose_compiler.testing.fuzz import fuzz
 
@@ -65,6 +65,22 @@ def what_stands_between_two_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fusion, "_clear", lambda *given: [])
 
 
+def a_dependence_that_fusing_turns_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion, "_turned", lambda *given: None)
+
+
+def loops_of_any_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interleave, "_shape", lambda *given: None)
+
+
+def loops_of_other_trips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interleave, "same_trips", lambda *given: True)
+
+
+def casts_that_a_region_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(casts.Casts, "keeps", lambda self, node: False)
+
+
 @pytest.mark.parametrize(
     ("plant", "kind", "count", "seed"),
     [
@@ -77,6 +93,10 @@ def what_stands_between_two_loops(monkeypatch: pytest.MonkeyPatch) -> None:
         (who_goes_on_recording, "losses", 8, 14),
         (versions_of_buffers_that_others_write, "groups", 10, 1),
         (what_stands_between_two_loops, "groups", 20, 1),
+        (a_dependence_that_fusing_turns_round, "references", 40, 1),
+        (loops_of_any_shape, "references", 80, 1),
+        (loops_of_other_trips, "references", 40, 1),
+        (casts_that_a_region_keeps, "aliasing", 60, 1),
     ],
     ids=lambda v: getattr(v, "__name__", str(v)),
 )

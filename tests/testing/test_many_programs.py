@@ -21,12 +21,12 @@ pytestmark = pytest.mark.timeout(900)
 #: How many programs of each kind, and what passes or schedules must do to them at the least.
 SUITE: dict[str, tuple[int, dict[str, int]]] = {
     "nests": (
-        400,
+        390,
         {"canonicalize": 4, "hoist": 4, "late": 2, "moves": 1},
     ),
     "lanes": (260, {"lanes": 1, "stages": 1}),
     "rollouts": (
-        200,
+        140,
         {
             "hoist": 1,
             "split": 1,
@@ -45,16 +45,19 @@ SUITE: dict[str, tuple[int, dict[str, int]]] = {
     "streams": (60, {"streams": 20, "lanes": 20}),
     "groups": (20, {"accumulate": 4, "lanes": 1}),
     "functions": (80, {"moves": 1}),
+    "references": (40, {"interleave": 10, "late": 10, "lanes": 10}),
     "aliasing": (60, {"moves": 1}),
     "recurrences": (40, {"scan": 1}),
-    "trainings": (22, {"hoist": 1, "late": 1}),
+    "trainings": (14, {"hoist": 1, "late": 1}),
     "streamed": (6, {"streams": 6}),
-    "losses": (12, {"fuse": 4}),
+    "losses": (9, {"fuse": 3}),
     "hosted": (8, {"hosts": 2}),
+    "iterations": (6, {"interleave": 1, "late": 1}),
 }
 #: In how many programs out of a hundred the passes that a kind is about do something.
 SHARES: dict[str, dict[str, int]] = {
     "updates": {"unswitch": 30},
+    "references": {"interleave": 30},
     "recurrences": {"scan": 80},
     "losses": {"fuse": 40},
     "hosted": {"hosts": 50},
@@ -66,6 +69,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "pipelines": ("loop", "carried over 1 trip", "indexed store", "borrowed buffer", "alias"),
     "updates": ("loop", "branch", "mutable local", "borrowed buffer", "optimizer step"),
     "streams": ("loop", "carried over 1 trip", "indexed store", "alias", "branch"),
+    "references": ("loop", "carried over 1 trip", "indexed store", "alias", "early exit"),
     "groups": ("loop", "loop in a loop", "indexed store", "alias", "optimizer step"),
     "functions": TEXT_FEATURES,
     "aliasing": ("for", "attribute store", "indexed store", "in-place operator", "call"),
@@ -74,6 +78,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "streamed": ("for", "indexed store"),
     "losses": ("for", "in-place operator", "call", "fused", "fused alone", "blocked"),
     "hosted": ("for", "if", "call"),
+    "iterations": ("for", "with", "attribute store", "indexed store", "call"),
 }
 
 
