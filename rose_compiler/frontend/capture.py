@@ -20,7 +20,7 @@ import torch
 
 from rose_compiler.base.errors import fail
 from rose_compiler.frontend import components, liveness, refuse, rewrite_ast, source
-from rose_compiler.frontend.changes import find_changes
+from rose_compiler.frontend.assigning import find_changes
 from rose_compiler.frontend.lowering import Lowering
 from rose_compiler.frontend.scalar import is_scalar
 from rose_compiler.frontend.scope import Scope, Session

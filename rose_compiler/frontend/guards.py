@@ -123,8 +123,7 @@ class Guards:
         """Take what modules did to their own attributes during a call for how they are now: only
         what changes between calls is a change."""
         for watched in self.modules:
-            if watched.living:
-                watched.look()
+            watched.settle()
 
     def rebind(self, arguments: Arguments) -> str | None:
         """Accept other objects of the same make; say what differs otherwise."""

@@ -82,10 +82,14 @@ class HostCalls:
                 self.mentions.add(frame)
                 self.kinds = self.kinds or _asks_kinds(frame.f_code)
             caller = frame.f_back
+            if file.startswith(_STDLIB) and _is_own_code(_outside(frame)):
+                self.mentions.through(frame)
             module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
             if module in _OUTSIDE_PYTHON and caller and _is_own_code(caller.f_code.co_filename):
                 self._refuse(f"{module}.{frame.f_code.co_qualname}", frame)
         elif event == "c_call" and _is_own_code(frame.f_code.co_filename):
+            if not frame.f_code.co_filename.startswith(_AROUND):
+                self.mentions.found(frame, function)
             owner = getattr(function, "__self__", None)
             module = owner.__name__ if isinstance(owner, types.ModuleType) else _module_of(owner)
             self.arrays = self.arrays or getattr(function, "__module__", None) == "numpy"
@@ -101,6 +105,14 @@ class HostCalls:
                 return  # a module is imported for the first time
             outer = outer.f_back
         self.blocker = Blocker("opaque-call", f"it calls `{name}`, which reaches outside")
+
+
+def _outside(frame: types.FrameType | None) -> str:
+    """The file of what called into the standard library."""
+    while frame is not None and frame.f_code.co_filename.startswith(_STDLIB):
+        frame = frame.f_back
+    file = "" if frame is None else frame.f_code.co_filename
+    return _HERE if file.startswith(_AROUND) else file
 
 
 @functools.cache

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dis
+import functools
+import operator
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +26,10 @@ _BY_NAME = {
 #: What has all arguments of a call on the stack; in Python 3.11 another step takes them from there.
 _CALL = "PRECALL" if "PRECALL" in dis.opmap else "CALL"
 _ANY_NAME = frozenset(("vars", "__dict__"))
+#: What finds an attribute by its name, whatever it is called where that is done.
+_FINDERS: dict[Any, str] = {getattr: "getattr", hasattr: "hasattr", vars: "vars"}
+#: Modules of the standard library whose functions go through the attributes of what they are given.
+_THROUGH = frozenset(("dataclasses", "inspect"))
 
 
 @dataclass
@@ -58,6 +65,22 @@ class Mentions:
                 self.closed.add(code)
         self._instructions(code, space)
         self._names(code)
+        if any(map(_finds, _named(code, frame))):
+            self.any_attribute = True
+
+    def found(self, frame: types.FrameType, function: Any) -> None:
+        """Take note of a built-in function that is being called: it may find an attribute by a name
+        that is not written out, and be known there by another name than its own."""
+        name = _FINDERS.get(function) if isinstance(function, types.BuiltinFunctionType) else None
+        if name is not None and frame.f_lasti not in _sites(frame.f_code):
+            self.any_attribute = True
+
+    def through(self, frame: types.FrameType) -> None:
+        """Take note of a function of the standard library: ``dataclasses.asdict`` reads every
+        attribute."""
+        module = str(frame.f_globals.get("__name__", ""))
+        if module in _THROUGH and "getattr" in frame.f_code.co_names:
+            self.any_attribute = True
 
     def _instructions(self, code: types.CodeType, space: dict[str, Any]) -> None:
         before: dis.Instruction | None = None
@@ -80,6 +103,11 @@ class Mentions:
             # `cfg.get(k)`: the name of the method is followed by what it is called with
             asked = _by_key(before) and at.opname != "LOAD_CONST"
             subscript = at.opname == "BINARY_SUBSCR" and not constant
+            if (
+                at.opname == "MATCH_CLASS"
+            ):  # `case Thing(rate=r)`; without a name, by __match_args__
+                self.attributes.update(before.argval if before is not None and constant else ())
+                self.any_attribute |= bool(at.arg)
             through, subscripts = through or at.opname == "GET_ITER", subscripts or subscript
             self.all_keys |= spread or asked
             self.any_key |= spread or asked or subscript
@@ -93,9 +121,7 @@ class Mentions:
         self.all_keys, self.any_key = self.all_keys or through, self.any_key or through
         self.any_attribute |= bool(names & _ANY_NAME)
         if names & _BY_NAME.keys():
-            constants = [text for each in code.co_consts for text in _constants(each)]
-            parts = [p for text in constants if isinstance(text, str) for p in text.split(".")]
-            texts = {part for part in parts if part.isidentifier()}
+            texts = set(_texts(code))
             self.attributes |= texts
             names_known = _names_known(code)
             self.looked |= texts if names_known is None else names_known
@@ -121,6 +147,45 @@ class Mentions:
         return self.any_attribute and not name.startswith("__")
 
 
+def _texts(code: types.CodeType) -> Iterator[str]:
+    """The names, and those in a path, among the constants of code."""
+    for each in code.co_consts:
+        for text in _constants(each):
+            if isinstance(text, str):
+                yield from (part for part in text.split(".") if part.isidentifier())
+
+
+def _named(code: types.CodeType, frame: types.FrameType) -> Iterator[Any]:
+    """What the names of a function stand for that are not names of the standard library's."""
+    for name in code.co_names:
+        value = frame.f_globals.get(name)
+        if _FINDERS.get(value if isinstance(value, types.BuiltinFunctionType) else None) != name:
+            yield value
+    for name in (*code.co_freevars, *code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]):
+        yield frame.f_locals.get(name)
+
+
+def _finds(value: Any) -> bool:
+    """Whether a value is called to find an attribute by a name that it brings, or is given."""
+    if isinstance(value, types.BuiltinFunctionType):
+        return value in _FINDERS
+    if isinstance(value, functools.partial):
+        return _finds(value.func)
+    return isinstance(value, operator.attrgetter)
+
+
+@functools.cache
+def _sites(code: types.CodeType) -> frozenset[int]:
+    """Where code calls what finds attributes by its own name; what it finds there is seen to."""
+    steps = [at for at in dis.get_instructions(code) if at.opname not in ("EXTENDED_ARG", "NOP")]
+    found: set[int] = set()
+    for n, at in enumerate(steps):
+        if at.opname in ("LOAD_GLOBAL", "LOAD_NAME") and at.argval in _FINDERS.values():
+            call = _call(steps[n + 1 :], None)[1]
+            found |= {each.offset for each in call}
+    return frozenset(found)
+
+
 def _names_known(code: types.CodeType) -> set[str] | None:
     """The names that code finds attributes by; ``None`` if one is not written out in it."""
     found: set[str] = set()
@@ -134,29 +199,32 @@ def _names_known(code: types.CodeType) -> set[str] | None:
                 asked = None
     for n, at in enumerate(steps):
         if at.opname.startswith("LOAD_") and at.opname != "LOAD_CONST" and at.argval in _BY_NAME:
-            names = _arguments(steps[n + 1 :], asked)[_BY_NAME[at.argval]]
+            names = _call(steps[n + 1 :], asked)[0][_BY_NAME[at.argval]]
             if not names or None in names:
                 return None
             found.update(part for name in names if name for part in name.split("."))
     return found
 
 
-def _arguments(steps: list[dis.Instruction], asked: str | None) -> list[str | None]:
+def _call(
+    steps: list[dis.Instruction], asked: str | None
+) -> tuple[list[str | None], list[dis.Instruction]]:
     """What each argument of a call is whose function has just been loaded: text, empty for the
     variable ``asked``, ``None`` if it is something else; no argument at all if that can't be told.
+    And the steps that call it.
 
     Follows the stack above the function, without jumps, up to the call of as many arguments as it
     holds: any other call in between has its own function there, too.
     """
     stack: list[str | None] = []
-    for at in steps:
+    for n, at in enumerate(steps):
         if at.opname == _CALL and at.arg == len(stack):
-            return stack
+            return stack, steps[n : n + 2]
         if at.opcode in dis.hasjrel or at.opcode in dis.hasjabs:
-            return []
+            return [], []
         effect = dis.stack_effect(at.opcode, at.arg, jump=False)
         if -effect > len(stack):
-            return []
+            return [], []
         if effect > 0:
             loaded = _each(at.argval) if at.opname.startswith("LOAD_FAST") else ()
             variables = loaded if len(loaded) == effect else (None,) * effect
@@ -166,7 +234,7 @@ def _arguments(steps: list[dis.Instruction], asked: str | None) -> list[str | No
         del stack[len(stack) + effect :]
         if stack:
             stack[-1] = None  # what the step made of those that it took
-    return []
+    return [], []
 
 
 def _each(names: Any) -> tuple[Any, ...]:

@@ -58,6 +58,16 @@ class Watched:
                     return False
         return True
 
+    def settle(self) -> None:
+        """Take the numbers of the module for how a call left them, and all of one that is living:
+        only what else changed, or changes between calls, is a change."""
+        if self.living:
+            self.look()
+        elif not self.unchanged():
+            found = state_of(self.module)
+            if [part[:-1] for part in found] == [part[:-1] for part in self.state]:
+                self.look()
+
     def difference(self, module: torch.nn.Module) -> str | None:
         """What differs in ``module``, the watched one or another in its place, in words."""
         found = state_of(module)

@@ -61,6 +61,10 @@ class Reachable:
             self._seen[id(value)] = value
             queue.extend(self._below(value))
 
+    def holds(self, *values: Any) -> bool:
+        """Whether one of these very objects was met."""
+        return any(id(value) in self._seen for value in values)
+
     def _below(self, value: Any) -> list[Any]:
         if isinstance(value, types.FunctionType):
             self.functions.setdefault(value)

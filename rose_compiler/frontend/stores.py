@@ -7,31 +7,26 @@ within reach stores anything under a name that leads to it. Items of dicts and l
 
 from __future__ import annotations
 
-import dis
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rose_compiler.frontend.changes import Changes
 from rose_compiler.frontend.numbers import Number, step
 
-_ANY = frozenset(("setattr", "delattr", "__setattr__", "__delattr__", "exec"))
 #: What sets an attribute of any name in code of libraries.
 _FOREIGN = frozenset(("exec", "set_attr", "set_wrapper_attr"))
-_SPACE = frozenset(("vars", "globals", "__dict__"))
-_INTO = frozenset(("update", "clear", "pop", "popitem", "setdefault", "__setitem__"))
-_STORES = ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF")
 
 
 class Stores:
     """The names that code within reach stores under, called or not."""
 
     def __init__(self, changes: Changes) -> None:
-        called = {*changes.attributes, *(name for _, name in changes.globals)}
-        more = _stored(fn.__code__ for fn in changes.uncalled)
-        self._cells = changes.cells
-        self._names = None if more is None else called | more
-        if changes.anything or changes.names & _FOREIGN:
+        far = changes.far or changes
+        self._cells = far.cells
+        self._kinds = tuple(far.kinds)
+        self._names: set[str] | None = {*far.attributes, *(name for _, name in far.globals)}
+        if far.anything or far.names & _FOREIGN:
             self._names = None
 
     def name(self, name: str) -> bool:
@@ -44,8 +39,10 @@ class Stores:
         at = objects.get(number.root) if isinstance(number.root, str) else number.root
         for kind, key in number.steps:
             if isinstance(at, types.CellType):
-                if id(at) in self._cells or self.name(number.where):
+                if id(at) in self._cells or self.name("cell_contents"):
                     return True
+            elif kind == "attr" and isinstance(at, self._kinds):
+                return True
             elif kind == "attr" or (_is_namespace(at) and kind == "item"):
                 if self.name(key):
                     return True
@@ -61,22 +58,3 @@ class Stores:
 def _is_namespace(value: Any) -> bool:
     """Whether a dict holds the globals of a module."""
     return isinstance(value, dict) and "__builtins__" in value and "__name__" in value
-
-
-def _stored(codes: Iterable[types.CodeType]) -> set[str] | None:
-    """The names that code stores under; ``None``: any."""
-    found: set[str] = set()
-    seen: set[types.CodeType] = set()
-    todo = list(codes)
-    while todo:
-        code = todo.pop()
-        if code in seen:
-            continue
-        seen.add(code)
-        steps = list(dis.get_instructions(code))
-        into = any(at.opname == "STORE_SUBSCR" for at in steps) or _INTO & set(code.co_names)
-        if _ANY & set(code.co_names) or (into and _SPACE & set(code.co_names)):
-            return None
-        todo += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-        found.update(at.argval for at in steps if at.opname in _STORES)
-    return found

@@ -23,11 +23,17 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.layer = nn.Linear(3, 3)
-        self.noise, self.calls, self.steady = 1.0, 0, 1.0
+        self.noise, self.calls, self.steady, self.rounds = 1.0, 0, 1.0, 1
         self.cfg = {"scale": 1.0}
 
     def anneal(self) -> None:
         self.noise *= 0.9
+
+    def more(self) -> None:
+        self.rounds, self.noise = 3 - self.rounds, self.noise * 0.9
+
+    def aside(self) -> None:
+        shrink(self)
 
     def late(self) -> None:
         self.calls += 1
@@ -93,6 +99,15 @@ def by_name(run: Run) -> None:
         operator.methodcaller("anneal")(run.net)
 
 
+def aside(run: Run) -> None:
+    obs = run.obs
+    for t in range(3):
+        with torch.no_grad():
+            h = run.net(obs)
+        obs = run.step(t, h)
+        next(map(operator.methodcaller("as" + "ide"), [run.net]), None)
+
+
 def late(run: Run) -> None:
     obs = run.obs
     for t in range(3):
@@ -142,8 +157,24 @@ def of_function(run: Run) -> None:
         decay.scale *= decay()  # type: ignore[attr-defined]
 
 
+def shrink(net: Net) -> None:
+    net.noise *= 0.9
+
+
+def counted(run: Run) -> None:
+    obs = run.obs
+    for _ in range(2):
+        for t in range(run.net.rounds):
+            with torch.no_grad():
+                h = run.net(obs)
+            obs = run.step(t, h)
+        operator.methodcaller("more")(run.net)
+
+
 CASES = [
     (by_name, Noisy),
+    (aside, Noisy),
+    (counted, Noisy),
     (late, Noisy),
     (in_front, Noisy),
     (as_text, Scaled),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from rose_compiler.frontend.changes import Changes
+from rose_compiler.frontend.host_calls import HostCalls
 from rose_compiler.frontend.mentions import Mentions
 from rose_compiler.frontend.names import StateNames
 from rose_compiler.frontend.numbers import numbers_read
@@ -40,18 +41,9 @@ class Thing:
 
 def mentioned(read: Callable[[Any], Any], thing: Any) -> Mentions:
     """What code that ran names."""
-    mentions = Mentions()
-
-    def note(frame: Any, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_filename == __file__:
-            mentions.add(frame)
-
-    sys.setprofile(note)
-    try:
+    with HostCalls() as calls:
         read(thing)
-    finally:
-        sys.setprofile(None)
-    return mentions
+    return calls.mentions
 
 
 def found(read: Callable[[Any], Any], thing: Any = None) -> dict[str, Any]:
@@ -141,6 +133,30 @@ vars(uncalled)["rate"] = 1.0
 
 def fetched(of: Any, name: str) -> Any:
     return getattr(of, name)
+
+
+FETCH, FOUND = getattr, hasattr
+
+
+def fetched_by_default(of: Any, name: str, fetch: Any = getattr) -> Any:
+    return fetch(of, name)
+
+
+def matched(of: Any) -> Any:
+    match of:
+        case Rated(rate=rate):
+            return rate
+
+
+def matched_in_order(of: Any) -> Any:
+    match of:
+        case Rated(rate):
+            return rate
+
+
+@dataclasses.dataclass
+class Rated:
+    rate: float = 1.0
 
 
 class Simulated(gymnasium.Env[Any, Any]):
@@ -279,6 +295,41 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], Any, Callable[[Any], Any]]] = {
         lambda t: getattr(t, t.names[0], max(1, 2)),
         SimpleNamespace(it=1, names=["it"]),
         lambda t: setattr(t, "it", 2),
+    ),
+    "by another name for getattr": (
+        lambda t: FETCH(t, "r" + "ate"),
+        SimpleNamespace(rate=1.0),
+        lambda t: setattr(t, "rate", 2.0),
+    ),
+    "by an attribute that is getattr": (
+        lambda t: t.fetch(t, "r" + "ate"),
+        SimpleNamespace(rate=1.0, fetch=getattr),
+        lambda t: setattr(t, "rate", 2.0),
+    ),
+    "by a default that is getattr": (
+        lambda t: fetched_by_default(t, "r" + "ate"),
+        SimpleNamespace(rate=1.0),
+        lambda t: setattr(t, "rate", 2.0),
+    ),
+    "whether it has one, by another name": (
+        lambda t: FOUND(t, "r" + "ate"),
+        SimpleNamespace(),
+        lambda t: setattr(t, "rate", 2.0),
+    ),
+    "by a pattern": (
+        lambda t: matched(t.it),
+        SimpleNamespace(it=Rated()),
+        lambda t: setattr(t.it, "rate", 2.0),
+    ),
+    "by a pattern without a name": (
+        lambda t: matched_in_order(t.it),
+        SimpleNamespace(it=Rated()),
+        lambda t: setattr(t.it, "rate", 2.0),
+    ),
+    "as a dict of all fields": (
+        lambda t: [*dataclasses.asdict(t.it).values()],
+        SimpleNamespace(it=Rated()),
+        lambda t: setattr(t.it, "rate", 2.0),
     ),
     "a name in a path": (
         lambda t: operator.attrgetter("inner.it")(t),
