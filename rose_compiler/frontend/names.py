@@ -122,21 +122,22 @@ class StateNames:
         if len(value) > MAX_ITEMS:
             self.opaque.add(name)
             return []
-        self._items |= {
-            (name, id(v)) for v in (value.values() if isinstance(value, dict) else value)
-        }
+        # copied at once: another thread, a logger's say, may take items out meanwhile
+        pairs = list(value.items()) if isinstance(value, dict) else []
+        items = [v for _, v in pairs] if isinstance(value, dict) else list(value)
+        self._items |= {(name, id(v)) for v in items}
         self.lengths.append((value, name))
         if not isinstance(value, dict):
             if not isinstance(value, set | frozenset):
-                self.slots += [(value.__getitem__, k, name) for k in range(len(value))]
-            return [(name, None, v) for v in list(value)]
+                self.slots += [(value.__getitem__, k, name) for k in range(len(items))]
+            return [(name, None, v) for v in items]
         below: list[tuple[str, str | None, Any]] = [
             (f"{name}.{k}", _join(path, k), v)
             if isinstance(k, str) and k.isidentifier()
             else (name, None, v)
-            for k, v in list(value.items())
+            for k, v in pairs
         ]
-        self.slots += [(value.get, k, b[0]) for k, b in zip(list(value), below, strict=True)]
+        self.slots += [(value.get, k, b[0]) for (k, _), b in zip(pairs, below, strict=True)]
         return below
 
     def _simulator(self, name: str, value: Any) -> None:

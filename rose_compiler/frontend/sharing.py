@@ -19,6 +19,7 @@ from rose_compiler.frontend.scalar import is_scalar
 
 Relation = dict[str, frozenset[str]]
 _Read = Callable[[Any], Any]
+_GONE = object()
 #: Dtype, device, whether gradients are taken for it, and shape.
 Make = tuple[torch.dtype, torch.device, bool, torch.Size, tuple[int, ...]]
 
@@ -68,7 +69,9 @@ class Shared:
         self._arrays: list[tuple[_Read, Any, np.ndarray, str]] = []
         self._lengths = [(value, len(value)) for value, _ in names.lengths]
         for read, key, name in names.slots:
-            value = read(key)
+            value = _there(read, key)
+            if value is _GONE:
+                continue
             if isinstance(value, torch.Tensor):
                 self._leaves.append((read, key, *_mark(value), name))
             elif isinstance(value, np.ndarray):
@@ -170,6 +173,15 @@ class Shared:
         return {name: others for name, others in kept.items() if others}
 
 
+def _there(read: _Read, key: Any) -> Any:
+    """What stands in a place. Another thread, such as a logger's that has a queue, may have taken
+    it out since the place was found: the container's length is another one then, and is seen."""
+    try:
+        return read(key)
+    except (LookupError, AttributeError):
+        return _GONE
+
+
 def _plain(value: Any) -> bool:
     return isinstance(value, np.generic) or is_scalar(value) or callable_only(value)
 
@@ -178,7 +190,7 @@ def _makes(names: StateNames) -> dict[str, Make]:
     """The make of every tensor that has a name for itself, by it."""
     count = Counter(name for *_, name in names.slots)
     several = {name for _, name in names.lengths}
-    found = ((name, read(key)) for read, key, name in names.slots if count[name] == 1)
+    found = ((name, _there(read, key)) for read, key, name in names.slots if count[name] == 1)
     return {
         name: _make(value)
         for name, value in found

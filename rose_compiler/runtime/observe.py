@@ -327,8 +327,8 @@ def _items(container: Any) -> Any:
     if len(container) > _ITEMS:
         return len(container)
     if isinstance(container, dict):
-        return [(_mark(k), _mark(v)) for k, v in container.items()]
-    return [_mark(v) for v in container]
+        return [(_mark(k), _mark(v)) for k, v in list(container.items())]
+    return [_mark(v) for v in list(container)]  # which another thread may change meanwhile
 
 
 def _attributes(thing: Any, left_out: frozenset[str]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,17 @@ def test_the_relation_tells_overlaps_and_second_names() -> None:
         "t.inner.c": {"t.a"},
         "t.second": {"t.b"},
     }
+
+
+def test_what_another_thread_takes_out_meanwhile_is_no_error() -> None:
+    """A logger's thread empties its queue between two looks at it."""
+    queue = deque([{"loss": 1.0}, {"loss": 2.0}])
+    roots = {"log": SimpleNamespace(queue=queue)}
+    names = StateNames(roots)
+    queue.clear()
+    shared = Shared(names)
+    queue.append({"loss": 3.0})
+    assert shared.changed(roots) is None
 
 
 def attribute(t: Any) -> None:
