@@ -43,7 +43,7 @@ class Watched:
             own = part.own
             if (
                 part.module.__class__ is not part.kind
-                or own["training"] is not part.training
+                or part.module.training is not part.training  # no attribute of its own in some
                 or part.kind.forward is not part.forward
                 or part.special
                 or "forward" in own

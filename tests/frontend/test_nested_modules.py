@@ -161,3 +161,27 @@ def test_the_larger_of_two_tensors_is_a_tensor() -> None:
     assert torch.equal(*weights)
     assert "reads and writes everything" not in compiled.explain(width=200)
     compiled.close()
+
+
+class Outer(nn.Module):
+    """As ``torch.compile`` wraps a module: ``training`` is the inner one's."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.forward = inner.__call__
+
+    training = property(lambda self: self.inner.training, lambda self, value: None)
+
+
+def test_a_module_whose_mode_is_that_of_another_is_taken() -> None:
+    def iteration(net: nn.Module, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = net(x)
+        return x
+
+    net, fast = Outer(Residual(2)), rose_compiler.compile(iteration, tune=False)
+    x = torch.ones(3, 2)
+    for mode in (True, True, False, False):
+        net.inner.train(mode)
+        assert torch.equal(fast(net, x), iteration(net, x))
