@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from time import perf_counter
 
@@ -48,6 +49,8 @@ class Progress:
 
     def _begin(self) -> bool:
         if self._console is None:
+            if not sys.stderr.isatty():  # rich believes FORCE_COLOR
+                return False
             self._console = Console(stderr=True)
         if not self._console.is_terminal or not knobs.current().progress:
             return False
@@ -58,6 +61,8 @@ class Progress:
             console=self._console,
             transient=True,
             auto_refresh=False,
+            # what is printed goes above the line, or into a file as ever
+            redirect_stdout=sys.stdout.isatty(),
         )
         try:
             bar.start()

@@ -49,9 +49,12 @@ def test_elsewhere_nothing_is_written(monkeypatch) -> None:  # type: ignore[no-u
 
 def test_a_search_that_is_forgotten_leaves_no_line(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(progress, "EVERY_S", 0.0)
-    console, out = terminal(), sys.stdout
-    shown = Progress(console)
-    shown.show(Chooser([None, Decision(groups=2)]))
-    assert sys.stdout is not out, "what is printed meanwhile goes above the line"
-    del shown
-    assert sys.stdout is out
+    console = terminal()
+    for on in (False, True):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda on=on: on, raising=False)
+        out, shown = sys.stdout, Progress(console)
+        shown.show(Chooser([None, Decision(groups=2)]))
+        told = "what is printed meanwhile goes above the line, or into its file"
+        assert (sys.stdout is not out) == on, told
+        del shown
+        assert sys.stdout is out
