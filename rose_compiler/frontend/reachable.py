@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -19,7 +20,11 @@ _LEAVES = (*_PLAIN, torch.dtype, torch.device, types.ModuleType, range)
 
 
 def fields_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """The attributes stored in an object itself: its ``__dict__`` and its slots."""
+    """The attributes stored in an object itself: its ``__dict__`` and its slots. Of a compiled
+    function, which changes with each call, none but the function that it stands for."""
+    if "rose_compiled" in vars(type(value)):
+        yield "__wrapped__", value.__wrapped__
+        return
     found = getattr(value, "__dict__", None)
     if isinstance(found, dict):
         yield from list(found.items())
@@ -93,4 +98,5 @@ class Reachable:
 
 
 def _first(values: Iterable[Any]) -> list[Any]:
-    return [v for v, _ in zip(values, range(MAX_ITEMS), strict=False)]
+    # in one piece: another thread, a logger's say, may take items out meanwhile
+    return list(itertools.islice(values, MAX_ITEMS))

@@ -171,7 +171,9 @@ _LIBRARY = tuple(
         }
     )
 )
-_PACKAGES = ("torch", "numpy", "gymnasium", "envpool", "rose_compiler.sim", "rose_compiler.runtime")
+#: All of this package but what tests compile: it may lie in a clone, beside the user's own code.
+_OWN = ("api", "base", "codegen", "frontend", "ir", "kernels", "passes", "runtime", "sim", "tune")
+_PACKAGES = ("torch", "numpy", "gymnasium", "envpool", *(f"rose_compiler.{p}" for p in _OWN))
 # plain tensor code, written to be inlined
 _INLINED = "rose_compiler.sim.torch_envs"
 
