@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import shutil
+import sys
 import textwrap
+import threading
 import warnings
-import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,11 @@ from rose_compiler.runtime.support import Runtime
 from rose_compiler.tune.windows import Windows
 
 MAX_RECAPTURES = 8
+#: Makes of arguments that a function is kept captured for; for any further one it runs as written.
+#: To capture costs as much as many iterations, and a program holds what it was first called with.
+MAX_KEPT = 16
+#: Objects whose method is kept compiled by a decorated one: those that it was looked up on last.
+MAX_BOUND = 32
 
 register(
     "not-called",
@@ -55,6 +62,8 @@ class Compiled:
 
     __name__: str
     __qualname__: str
+    #: What the frontend knows one by, where it meets it as an attribute or a global.
+    rose_compiled = True
 
     def __init__(self, fn: Any, options: Options) -> None:
         fn = inspect.unwrap(fn, stop=lambda f: not isinstance(f, Compiled))  # compiled anew
@@ -65,10 +74,13 @@ class Compiled:
         self._log = RemarkLog()
         self._specializations: list[Specialization] = []
         self._recaptures: list[str] = []
+        self._full = False  # told that no further make of arguments is captured
         self._runtime: Runtime | None = None
         self._last: Specialization | None = None
         self._tracer = Tracer()
-        self._bound: weakref.WeakKeyDictionary[Any, Compiled] = weakref.WeakKeyDictionary()
+        self._bound: dict[int, tuple[Any, Compiled]] = {}  # by the id of the object
+        self._lock = threading.RLock()  # one call at a time: all of them share lanes and tuning
+        self._process = os.getpid()
         functools.update_wrapper(self, fn)
 
     # -- calling -------------------------------------------------------------------------------
@@ -76,14 +88,31 @@ class Compiled:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        found = self._bound.get(instance)
-        if found is None:
-            found = Compiled(self._fn.__get__(instance, owner), self._options)
-            self._bound[instance] = found
-        return found
+        with self._lock:
+            found = self._bound.pop(id(instance), None)
+            if found is None:
+                found = instance, Compiled(self._fn.__get__(instance, owner), self._options)
+            self._bound[id(instance)] = found  # behind all others
+            if len(self._bound) > MAX_BOUND:
+                del self._bound[next(iter(self._bound))]
+        return found[1]
+
+    def __reduce__(self) -> Any:
+        """Copied and pickled as the function itself is: a copy begins anew."""
+        found: Any = sys.modules.get(self.__module__)
+        for name in self.__qualname__.split("."):
+            found = getattr(found, name, None)
+        return self.__qualname__ if found is self else (Compiled, (self._fn, self._options))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        specialization, arguments = self._find(args, kwargs)
+        with self._lock:
+            return self._called(args, kwargs)
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        found = self._find(args, kwargs)
+        if found is None:
+            return self._fn(*args, **kwargs)
+        specialization, arguments = found
         self._last = specialization
         try:
             return specialization.call(arguments, self.runtime, lambda: self._fn(*args, **kwargs))
@@ -95,8 +124,9 @@ class Compiled:
 
     def _find(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Specialization, Arguments]:
-        """The specialization whose assumptions hold for these arguments; a new one if none does."""
+    ) -> tuple[Specialization, Arguments] | None:
+        """The specialization whose assumptions hold for these arguments; a new one if none does,
+        ``None`` if there are too many already."""
         given = args if not inspect.ismethod(self._fn) else (self._fn.__self__, *args)
         why = ""
         for candidate in self._specializations:
@@ -105,6 +135,9 @@ class Compiled:
             if changed is None:
                 return candidate, arguments
             why = why or changed
+        if why and len(self._specializations) >= MAX_KEPT:
+            self._left_as_written(why)
+            return None
         if why:
             self._recaptured(why)
         made = Specialization(self._fn, args, kwargs, self._options, self._log, self._tracer)
@@ -123,13 +156,25 @@ class Compiled:
             warnings.warn(
                 f"rose_compiler captured {self.__name__!r} anew {len(self._recaptures)} times; "
                 f"what kept changing: {told}. Keep it fixed, or pass it as an argument",
-                stacklevel=4,
+                stacklevel=5,
             )
+
+    def _left_as_written(self, why: str) -> None:
+        if self._full:
+            return
+        self._full = True
+        told = (
+            f"captured for {MAX_KEPT} makes of arguments, it runs as written for all others; the "
+            f"first of them: {why}"
+        )
+        self._log.add(Remark("note", "guards", (), "re-captured", told))
 
     @property
     def runtime(self) -> Runtime:
         """The lanes this function runs on; made when they are first needed."""
         serial = knobs.current().serial
+        if self._process != os.getpid():  # forked: the threads of its lanes are the parent's
+            self._process, self._runtime = os.getpid(), None
         if self._runtime is not None and self._runtime.serial != serial:
             self.close()
         if self._runtime is None:

@@ -326,7 +326,8 @@ def test_going_back_finds_the_first_capture_again() -> None:
     fast.close()
 
 
-def test_more_than_eight_captures_warn_with_the_culprit() -> None:
+def test_more_than_eight_captures_warn_with_the_culprit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rose_compiler.api.compiled.MAX_KEPT", 11)
     bench = Bench()
     bench.out = torch.zeros(20, 5, 3)
     fast = rose_compiler.compile(work, tune=False)
@@ -344,8 +345,11 @@ def test_more_than_eight_captures_warn_with_the_culprit() -> None:
     assert caught[0].filename == __file__, "the warning points at the user's call"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        bench.config.steps = 11
-        bench.run(fast)
+        for steps in (11, 12, 13, 3):  # and no more than so many are kept, as their programs are
+            bench.config.steps = steps
+            assert torch.equal(bench.run(fast), bench.run(work))
+    assert len(fast._specializations) == 11
+    assert "11 makes of arguments, it runs as written for all others" in " ".join(recaptures(fast))
     fast.close()
 
 

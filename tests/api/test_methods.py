@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import threading
+import time
+from dataclasses import dataclass
+
+import pytest
 import torch
 
 import rose_compiler
+from rose_compiler.api import compiled
 from rose_compiler.api.probing import EXACT_TRIALS, TRIALS, trials
+from rose_compiler.frontend.reachable import fields_of
+from rose_compiler.frontend.source import is_user_code, is_user_type
 
 
 class Counter:
@@ -53,6 +63,129 @@ def test_a_decorated_method_keeps_objects_apart() -> None:
     second.decorated(torch.ones(2))
     assert first.total.tolist() == [2.0, 2.0]
     assert second.total.tolist() == [1.0, 1.0]
+
+
+@dataclass
+class Record:
+    """Equal to every other with the same name, and not hashable."""
+
+    name: str
+    calls: int = 0
+
+    @rose_compiler.compile(tune=False)
+    def count(self) -> int:
+        for _ in range(2):
+            self.calls += 1
+        return self.calls
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Record) and self.name == other.name
+
+
+class Slotted:
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    count = Record.__dict__["count"]
+
+
+def test_a_decorated_method_goes_by_the_object_not_by_what_equals_it() -> None:
+    for first, second in ((Record("a"), Record("a")), (Slotted(), Slotted())):
+        assert [first.count(), first.count(), second.count(), first.count()] == [2, 4, 2, 6]
+        assert first.count is first.count
+
+
+def test_a_decorated_method_keeps_the_objects_that_it_was_called_on_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compiled, "MAX_BOUND", 2)
+    first, *others = [Record(str(k)) for k in range(4)]
+    kept = first.count
+    assert [each.count() for each in (*others[:1], first, *others)] == [2, 2, 4, 2, 2]
+    assert first.count is not kept
+    assert first.count() == 4
+
+
+class Trainer:
+    """Keeps its own compiled iteration, as scripts do."""
+
+    def __init__(self) -> None:
+        self.total, self.log = torch.zeros(2), [0.0]
+        self.step = rose_compiler.compile(self.iteration, tune=False)
+
+    def iteration(self) -> float:
+        for _ in range(3):
+            self.total = self.total + 1
+        self.log.append(self.total.sum().item())
+        return self.log[-1]
+
+
+def test_an_object_that_keeps_its_compiled_method_is_copied_and_pickled_with_it() -> None:
+    trainer = Trainer()
+    trainer.step()
+    trainer.step()
+    for other in (copy.deepcopy(trainer), pickle.loads(pickle.dumps(trainer))):
+        assert other.step() == 18.0
+        assert trainer.log == [0.0, 6.0, 12.0]
+    assert trainer.step() == 18.0
+    assert "re-captured" not in trainer.step.explain()
+
+
+def test_nothing_of_the_compiler_itself_is_taken_for_the_users() -> None:
+    """Its own state, which changes with each call, would be walked and compared in front of all."""
+    step = Trainer().step
+    assert [name for name, _ in fields_of(step)] == ["__wrapped__"]
+    assert not is_user_type(type(step))
+    assert not is_user_code(rose_compiler.compile)
+
+
+@rose_compiler.compile(tune=False)
+def decorated(counter: Counter) -> None:
+    for _ in range(2):
+        counter.calls += 1
+
+
+def test_a_decorated_function_is_pickled_by_name() -> None:
+    decorated(Counter())
+    assert pickle.loads(pickle.dumps(decorated)) is decorated
+    assert copy.deepcopy(decorated) is decorated
+
+
+class Busy:
+    """A component that notes how many are in it at once."""
+
+    def __init__(self) -> None:
+        self.inside = self.most = 0
+
+    def work(self) -> None:
+        self.inside += 1
+        time.sleep(0.01)
+        self.most = max(self.most, self.inside)
+        self.inside -= 1
+
+
+def test_calls_from_two_threads_run_one_after_the_other() -> None:
+    def iteration(counter: Counter, busy: Busy) -> None:
+        for _ in range(2):
+            counter.total = counter.total + 1
+            busy.work()
+
+    fast, busy = rose_compiler.compile(iteration, tune=False), Busy()
+    counters = [Counter() for _ in range(2)]
+
+    def calls(counter: Counter) -> None:
+        for _ in range(3):
+            fast(counter, busy)
+
+    threads = [threading.Thread(target=calls, args=(c,)) for c in counters]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [c.total.tolist() for c in counters] == [[6.0, 6.0]] * 2
+    assert busy.most == 1
 
 
 def test_small_batches_are_probed_more_often_where_every_bit_counts() -> None:
