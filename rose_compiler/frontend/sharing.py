@@ -7,14 +7,14 @@ or a tensor may be pointed at other memory, without that any object the guards h
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from rose_compiler.frontend.names import StateNames, callable_only, memory_range
+from rose_compiler.frontend.names import MAX_ITEMS, StateNames, callable_only, memory_range
 from rose_compiler.frontend.scalar import is_scalar
 
 Relation = dict[str, frozenset[str]]
@@ -68,6 +68,7 @@ class Shared:
         self._leaves: list[tuple[_Read, Any, int, int, Any, bool, str]] = []
         self._arrays: list[tuple[_Read, Any, np.ndarray, str]] = []
         self._lengths = [(value, len(value)) for value, _ in names.lengths]
+        self._ids = {*names.names}  # of all that is named, and of dicts that came in since
         for read, key, name in names.slots:
             value = _there(read, key)
             if value is _GONE:
@@ -126,12 +127,23 @@ class Shared:
         return not moved or self._alone(moved)
 
     def _grown(self, n: int) -> bool:
-        """Whether a container grew by nothing but numbers."""
+        """Whether a container has changed its length by what shares with nothing: numbers, and new
+        dicts of numbers, as a history of what was logged has them."""
         container, length = self._lengths[n]
-        if not isinstance(container, list) or len(container) < length:
+        if isinstance(container, deque):
+            new = list(container)
+        elif isinstance(container, list) and len(container) >= length:
+            new = container[length:]
+        else:
             return False
-        if not all(map(_plain, container[length:])):
-            return False
+        for item in new:
+            if _plain(item):
+                continue
+            if type(item) is not dict or id(item) in self._ids or len(container) > MAX_ITEMS:
+                return False
+            if not all(map(_plain, item.values())):
+                return False
+            self._ids.add(id(item))
         self._lengths[n] = (container, len(container))
         return True
 

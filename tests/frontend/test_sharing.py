@@ -52,6 +52,28 @@ def test_what_another_thread_takes_out_meanwhile_is_no_error() -> None:
     assert shared.changed(roots) is None
 
 
+def test_a_history_of_numbers_is_not_walked_again_as_it_grows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    t = things()
+    t.stats, t.history, t.returns = {"loss": 0.0}, [{"loss": 1.0}], deque([1.0], maxlen=3)
+    roots = {"t": t}
+    shared = Shared(StateNames(roots))
+    with monkeypatch.context() as patched:
+        patched.setattr("rose_compiler.frontend.sharing.StateNames", None)
+        for k in range(4):
+            t.returns.append(float(k))
+            t.history.append({"loss": float(k), "name": "x"})
+            assert shared.changed(roots) is None
+    for other in (t.history[-1], t.stats):  # one object in two places is no number
+        t.log, t.history = [1.0], t.history[:1]
+        shared = Shared(StateNames(roots))
+        t.history.append(other)
+        assert shared.changed(roots) is None or other is t.stats
+        t.log.append(other)
+        assert shared.changed(roots) is not None
+
+
 def attribute(t: Any) -> None:
     t.b = t.a[1:]
 
