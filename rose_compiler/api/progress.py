@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from time import perf_counter
+from typing import TextIO
 
 from rich.console import Console
 from rich.errors import LiveError
@@ -49,7 +50,7 @@ class Progress:
 
     def _begin(self) -> bool:
         if self._console is None:
-            if not sys.stderr.isatty():  # rich believes FORCE_COLOR
+            if not _terminal(sys.stderr, sys.__stderr__):  # rich believes FORCE_COLOR
                 return False
             self._console = Console(stderr=True)
         if not self._console.is_terminal or not knobs.current().progress:
@@ -61,8 +62,8 @@ class Progress:
             console=self._console,
             transient=True,
             auto_refresh=False,
-            # what is printed goes above the line, or into a file as ever
-            redirect_stdout=sys.stdout.isatty(),
+            # what is printed goes above the line, or where it always goes
+            redirect_stdout=_terminal(sys.stdout, sys.__stdout__),
         )
         try:
             bar.start()
@@ -78,3 +79,11 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def _terminal(stream: TextIO | None, own: TextIO | None) -> bool:
+    """Whether a standard stream is a terminal, and nothing that somebody has put in its place."""
+    try:
+        return stream is not None and stream is own and stream.isatty()
+    except ValueError:  # it is closed
+        return False

@@ -50,11 +50,12 @@ def test_elsewhere_nothing_is_written(monkeypatch) -> None:  # type: ignore[no-u
 def test_a_search_that_is_forgotten_leaves_no_line(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(progress, "EVERY_S", 0.0)
     console = terminal()
-    for on in (False, True):
-        monkeypatch.setattr(sys.stdout, "isatty", lambda on=on: on, raising=False)
+    for on, own in ((False, False), (True, False), (True, True), (False, True)):
         out, shown = sys.stdout, Progress(console)
+        monkeypatch.setattr(out, "isatty", lambda on=on: on, raising=False)
+        monkeypatch.setattr(sys, "__stdout__", out if own else None)
         shown.show(Chooser([None, Decision(groups=2)]))
-        told = "what is printed meanwhile goes above the line, or into its file"
-        assert (sys.stdout is not out) == on, told
+        told = "what is printed meanwhile goes above the line, or to a file or to the user's own"
+        assert (sys.stdout is not out) == (on and own), told
         del shown
         assert sys.stdout is out
