@@ -145,7 +145,8 @@ class BranchLowering(CallLowering):
         self.contexts = self.entering(inner.contexts)
         self.inlining.append(inner.fn.__code__)
         try:
-            pieces = [p for s in inner.node.body for p in saving.in_two(s, new, named=True)]
+            body = [s for s in inner.node.body if not isinstance(s.value, ast.Constant)]  # type: ignore[attr-defined]
+            pieces = [p for s in body for p in saving.in_two(s, new, named=True)]
             for k, piece in enumerate(pieces):
                 live = liveness.live_in(pieces[k + 1 :], set())
                 marks = saving.marks(piece, new)

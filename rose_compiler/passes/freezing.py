@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import torch
 import torch.fx as fx
 
 from rose_compiler.ir.deps import Dependences
-from rose_compiler.ir.effects import ITEMS, parse_entry, related
+from rose_compiler.ir.effects import HOST, ITEMS, parse_entry, related
 from rose_compiler.ir.interp import resolve
 from rose_compiler.ir.ops import SAVES
 from rose_compiler.ir.program import Program, is_call, is_state, op_of
 
 #: Parts of a module's state, in the names of states.
 _PARTS = ("params", "buffers")
+#: What never changes.
+_FIXED = (str, bytes, int, float, PurePath, type(None))
 
 
 def only_saved(state: str, members: Sequence[fx.Node], deps: Dependences) -> dict[fx.Node, fx.Node]:
@@ -32,10 +35,11 @@ def only_saved(state: str, members: Sequence[fx.Node], deps: Dependences) -> dic
         if not isinstance(value, fx.Node):
             return {}
         others = [n for n in node.all_input_nodes if n is not value]
-        if is_state(value):
-            if not _freezes(value, deps) or _otherwise(node, name, others, state, deps):
-                return {}
-        elif any(related(e.state, state) for e in deps.scope.apart_from(node, others)):
+        if _otherwise(node, name, others, deps) or (is_state(value) and not _freezes(value, deps)):
+            return {}
+        if not is_state(value) and any(
+            related(e.state, state) for e in deps.scope.apart_from(node, others)
+        ):
             return {}
         found[node] = value
     return found
@@ -44,22 +48,14 @@ def only_saved(state: str, members: Sequence[fx.Node], deps: Dependences) -> dic
 def _freezes(value: fx.Node, deps: Dependences) -> bool:
     """Whether a state is an object that pickling asks for its parts and for nothing else: a module
     or an optimizer, saved whole. Without the program's objects it is taken to be one."""
-    objects = deps.program.objects
-    if not objects:
-        return True
-    root, _, path = deps.scope.state(value).partition(".")
-    try:
-        found = resolve(objects[root], path) if path else objects[root]
-    except (AttributeError, LookupError, TypeError):
-        return False
-    return isinstance(found, (torch.nn.Module, torch.optim.Optimizer))
+    found = _object(deps.scope.state(value), deps)
+    return not deps.program.objects or isinstance(found, (torch.nn.Module, torch.optim.Optimizer))
 
 
-def _otherwise(
-    node: fx.Node, name: str, others: Sequence[fx.Node], state: str, deps: Dependences
-) -> bool:
-    """Whether an operation that is handed an object under ``name`` touches a state by anything but
-    reading that object."""
+def _otherwise(node: fx.Node, name: str, others: Sequence[fx.Node], deps: Dependences) -> bool:
+    """Whether an operation that writes an object, handed to it under ``name``, to a file reads or
+    writes anything but that, files, and what never changes, such as the path: what else the object
+    leads to would be pickled as it is at another time."""
     signature = op_of(node).signature
     if signature.reads is None or signature.writes is None:
         return True
@@ -68,11 +64,23 @@ def _otherwise(
         return True
     for text in (*signature.reads, *signature.writes):
         entry = parse_entry(text)
-        if entry.root == name:
+        if entry.root in (name, HOST):
             continue
-        if any(related(s, state) for s, _ in deps.scope.targets(entry, args, {}, False)):
+        states = [s for s, _ in deps.scope.targets(entry, args, {}, False)]
+        if not all(isinstance(_object(s, deps), _FIXED) for s in states):
             return True
-    return any(related(a, state) for n in others for a in deps.scope.aliases(n))
+    return any(deps.scope.aliases(n) for n in others if not is_state(n))
+
+
+def _object(state: str, deps: Dependences) -> Any:
+    """The object that a state stands for, as it is now; no object of the program's where it is not
+    known."""
+    root, _, path = state.partition(".")
+    try:
+        found = deps.program.objects[root]
+        return resolve(found, path) if path else found
+    except (AttributeError, LookupError, TypeError):
+        return Ellipsis
 
 
 def parts(value: fx.Node, program: Program, deps: Dependences) -> list[torch.Tensor] | None:

@@ -282,7 +282,8 @@ WHOLE = WHOLE.replace("save(held, log)", "save(agent, log)").replace(
     [
         (WHOLE, True),
         (WHOLE.replace('"agent", "host"]', '"agent", "@agent.params", "host"]'), False),
-        (WHOLE.replace('"agent", "host"]', '"agent", "log.agent", "host"]'), True),
+        (WHOLE.replace('"agent", "host"]', '"agent", "@envs", "host"]'), False),
+        (WHOLE.replace('"agent", "host"]', '"agent", "log.held", "host"]'), False),
         (WHOLE.replace('writes=["host"], results=0, att', 'writes=["host", "agent"], results=0, att'), False),
     ],
 )  # fmt: skip
