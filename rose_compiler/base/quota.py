@@ -300,6 +300,12 @@ def _check_types(plan: QuotaPlan) -> None:
     device: Any = plan.device
     if not isinstance(device, str):
         raise fail("quota-plan", f"the device is {device!r}", expected="a UUID")
+    for share in plan.shares:
+        if any(type(number) is not int for number in (share.units, *share.cores)):
+            found = f"{share.units!r} and cores {share.cores!r}"
+            raise fail(
+                "quota-plan", f"the share of lane {share.lane!r} is no whole number", found=found
+            )
     figures: dict[str, Any] = {"before_s": plan.before_s, "predicted_s": plan.predicted_s}
     for name, seconds in figures.items():
         if seconds is not None and not isinstance(seconds, int | float):
@@ -357,6 +363,9 @@ def _check_cores(plan: QuotaPlan) -> None:
     numbers = [core for share in plan.shares for core in share.cores]
     if len(set(numbers)) != len(numbers):
         raise fail("quota-overcommitted", "two lanes have the same core", found=numbers)
+    if any(not 0 <= core < plan.capacity for core in numbers):
+        expected = f"numbers from 0 to {plan.capacity - 1}"
+        raise fail("quota-plan", "no such core", expected=expected, found=numbers)
     for share in plan.shares:
         if len(share.cores) != share.units:
             raise fail(

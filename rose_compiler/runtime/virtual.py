@@ -34,7 +34,8 @@ DEFAULT = "stream0"
 class Work:
     """What one launch asks of the device; as the fields of :class:`rose_compiler.base.gpu.Kernel`.
 
-    ``name`` is for the record that :attr:`VirtualDevice.record_of_run` keeps.
+    ``name`` is for the record that :attr:`VirtualDevice.record_of_run` keeps; the second of a name
+    is called ``name 2`` there, and so on.
     """
 
     work_s: float
@@ -77,7 +78,8 @@ class VirtualDevice:
         self._now = 0.0
         self._began = perf_counter()
         self._closed = False
-        self._count = 0
+        self._stuck: list[str] = []  # kernels that will never get an SM
+        self._counts: dict[str, int] = {}  # of kernels by name
         self._start: dict[str, float] = {}
         self._end: dict[str, float] = {}
         self._intervals: list[Interval] = []
@@ -135,8 +137,10 @@ class VirtualDevice:
     def launch(self, work: Work) -> None:
         """Issue a kernel to the current stream and return at once."""
         with self._changed:
-            self._count += 1
-            name = work.name or f"kernel{self._count}"
+            name = work.name or "kernel"
+            count = self._counts[name] = self._counts.get(name, 0) + 1
+            if count > 1 or not work.name:
+                name = f"{name} {count}"
         stream = self.current()
         kernel = Kernel(
             name,
@@ -151,9 +155,16 @@ class VirtualDevice:
         self._issue(stream, ("kernel", kernel))
 
     def reach(self, event: VirtualEvent) -> None:
-        """Block this thread until an event has happened."""
+        """Block this thread until an event has happened. Raises ``QuotaError`` (``quota-minimum``)
+        where no kernel that runs has an SM, as other groups own them all."""
         with self._changed:
-            self._changed.wait_for(lambda: event.happened or self._closed)
+            self._changed.wait_for(lambda: event.happened or self._closed or self._stuck)
+            if not event.happened and self._stuck and not self._closed:
+                raise fail(
+                    "quota-minimum",
+                    f"{', '.join(self._stuck)} can't run: other groups own every SM",
+                    expected="a quota for each lane, or SMs left over",
+                )
             if not event.happened:
                 raise fail("fault-closed", "the virtual device was closed while it was waited for")
 
@@ -247,6 +258,8 @@ class VirtualDevice:
                         self._start[what.name] = self._now
         found = rates(list(self._kernels.values()), self.gpu)
         self._progress = {stream: found[k.name] for stream, k in self._kernels.items()}
+        stuck = bool(self._progress) and not any(p.rate > 0 for p in self._progress.values())
+        self._stuck = [k.name for k in self._kernels.values()] if stuck else []
         return changed
 
 

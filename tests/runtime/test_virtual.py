@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rose_compiler.base.errors import RuntimeFault
+from rose_compiler.base.errors import QuotaError, RuntimeFault
 from rose_compiler.base.gpu import Group, Kernel, VirtualGpu, simulate_gpu
 from rose_compiler.base.machine import Machine
 from rose_compiler.runtime.events import StreamLane
@@ -118,6 +118,29 @@ def test_each_thread_has_its_own_current_stream() -> None:
             assert device.current() == side
         assert seen == ["stream0"]
         assert device.current() == "stream0"
+
+
+def test_kernels_of_one_name_are_told_apart() -> None:
+    with VirtualDevice(VirtualGpu(GPU)) as device:
+        gate = Gate()
+        for stream in (device.stream(), device.stream()):
+            device.wait(stream, gate)
+            with device.use(stream):
+                device.launch(Work(0.01, demand=128, name="step"))
+        gate.open(device)
+        for stream in ("stream1", "stream2"):
+            device.synchronize(stream)
+        run = device.record_of_run
+    assert set(run.end) == {"step", "step 2"}
+    assert run.end["step 2"] - run.start["step"] == pytest.approx(0.02)  # they share
+
+
+def test_a_kernel_that_never_has_an_sm_is_an_error() -> None:
+    gpu = VirtualGpu(GPU, (Group("all", sms=128, exclusive=True),), {"stream1": "all"})
+    with VirtualDevice(gpu) as device:
+        device.launch(Work(0.01, demand=8))
+        with pytest.raises(QuotaError, match="kernel 1 can't run"):
+            device.synchronize("stream0")
 
 
 def test_a_closed_device_refuses_and_lets_nobody_hang() -> None:

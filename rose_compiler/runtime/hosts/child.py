@@ -17,11 +17,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rose_compiler.base.errors import fail
+from rose_compiler.base.errors import RoseError, fail
 
 #: Numeric libraries in a worker run on one thread each, unless the caller's environment decides.
 ONE_THREAD = {
@@ -85,6 +85,8 @@ class Child:
         finally:
             theirs.close()
         self.pidfd = _open_pidfd(self.process.pid)
+        #: Told of the process before it is killed.
+        self.before_kill: Callable[[int], object] | None = None
         self._stopping = threading.Lock()
         self._stopped = False
         _running[id(self)] = self
@@ -115,9 +117,16 @@ class Child:
 
         In a forked copy of the parent, for whom it is no child, this only frees descriptors.
         """
+        self._kill()
+        self.stop()
+
+    def _kill(self) -> None:
+        tell, self.before_kill = self.before_kill, None
+        if tell is not None and self.process.poll() is None:
+            with suppress(RoseError):
+                tell(self.pid)
         with suppress(OSError):
             self.process.kill()
-        self.stop()
 
     def _hang_up(self) -> bool:
         """Close this side's descriptors; False if that has been done."""
@@ -143,9 +152,20 @@ def bind_process(pid: int, cores: Collection[int]) -> None:
 
     Raises ``OSError`` if the system refuses.
     """
-    for task in os.listdir(f"/proc/{pid}/task"):
-        with suppress(ProcessLookupError):  # a thread may end meanwhile
-            os.sched_setaffinity(int(task), cores)
+    bound: set[str] = set()
+    while new := {*os.listdir(f"/proc/{pid}/task")} - bound:  # one not bound yet may make others
+        for task in new:
+            with suppress(ProcessLookupError):  # a thread may end meanwhile
+                os.sched_setaffinity(int(task), cores)
+        bound |= new
+
+
+def before_kill(pid: int, tell: Callable[[int], object]) -> None:
+    """Have ``tell(pid)`` called before a running worker is killed: what it has on a device that it
+    shares may have to be ended in order. Errors of it count for nothing."""
+    for child in list(_running.values()):
+        if child.pid == pid:
+            child.before_kill = tell
 
 
 _running: dict[int, Child] = {}
@@ -159,7 +179,7 @@ def stop_all(children: Iterable[Child], grace: float = GRACE) -> None:
         try:
             child.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            child.process.kill()
+            child._kill()
             child.process.wait()
 
 

@@ -12,6 +12,7 @@ import torch
 
 from rose_compiler.base.errors import QuotaError, fail, register
 from rose_compiler.base.quota import Backend, QuotaPlan
+from rose_compiler.runtime.hosts.child import bind_process
 from rose_compiler.runtime.quotas.base import Probe, check_backend
 
 register(
@@ -104,11 +105,8 @@ class AppliedCores:
         Raises ``QuotaError`` (``quota-cores``) if the system refuses.
         """
         self.plan.share(lane)
-        tasks = Path(f"/proc/{pid}/task")
         try:
-            for task in [int(entry.name) for entry in tasks.iterdir()]:
-                with suppress(ProcessLookupError):  # a thread may end meanwhile
-                    os.sched_setaffinity(task, self.cores[lane])
+            bind_process(pid, self.cores[lane])
         except OSError as error:
             what = f"process {pid} of lane {lane!r} can't be bound to {sorted(self.cores[lane])}"
             raise fail("quota-cores", what, found=error) from error

@@ -83,10 +83,13 @@ class ManagedHosts:
         Hosts whose environment stays the same are told where they belong now. The others are
         started anew, all together, and take over their component's state; a host that does not
         start is left as it was. Nothing that a component has done is lost. What could not be moved
-        is :attr:`pending`, and the remarks name it.
+        is :attr:`pending`, and the remarks name it. Raises ``QuotaError`` (``quota-plan``) for a
+        plan without a share for each lane, and changes nothing then.
         """
         if not self.check():
             return []
+        for lane in self.hosts:
+            plan.share(lane)
         assert self._applied is not None
         missed: list[Remark] = []
         before = {lane: self._applied.environment(lane) for lane in self.hosts}

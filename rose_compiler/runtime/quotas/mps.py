@@ -13,13 +13,14 @@ import subprocess
 import tempfile
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 from rose_compiler.base.errors import QuotaError, fail, register
 from rose_compiler.base.quota import ANY_DEVICE, Backend, QuotaPlan
+from rose_compiler.runtime.hosts.child import before_kill
 from rose_compiler.runtime.quotas.base import Probe, check_backend
 from rose_compiler.runtime.quotas.control import BINARY, Control
 from rose_compiler.runtime.quotas.nvml import Device, devices
@@ -40,6 +41,8 @@ register(
 #: Bytes that the address of a Unix socket may have.
 _SOCKET_PATH = 107
 _POLL = 0.02
+#: Variables that hold for every client of a daemon that was started with them.
+_BOUNDS = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_SM_PARTITION")
 
 
 class MpsDaemon:
@@ -94,6 +97,12 @@ class MpsDaemon:
                 found=self._last_lines(),
             )
 
+    def ask(self) -> None:
+        """As :meth:`check`, for a daemon of somebody else's too, which has to be asked for that."""
+        self.check()
+        if not self.control.answers():
+            raise fail("quota-mps-died", "the daemon does not answer any more")
+
     def stop(self) -> None:
         """End our own daemon: clients first, then ``quit``, then the process itself."""
         atexit.unregister(self.stop)
@@ -122,7 +131,7 @@ class MpsDaemon:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env=self.control.process_environment(),
+                    env=_unlimited(self.control.process_environment()),
                     start_new_session=True,
                 )
             except OSError as error:
@@ -165,6 +174,11 @@ class MpsDaemon:
         self.stop()
 
 
+def _unlimited(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without what would bound the daemon, and so all of its clients, who can only go below."""
+    return {name: value for name, value in environment.items() if name not in _BOUNDS}
+
+
 def _end(process: subprocess.Popen[bytes], grace: float) -> None:
     for ask in (lambda: None, process.terminate, process.kill):
         ask()
@@ -191,7 +205,8 @@ class AppliedMps:
         return {**self.daemon.control.variables(), **self.plan.environment(lane, partition)}
 
     def started(self, lane: str, pid: int) -> None:
-        """Nothing: the environment has said it all."""
+        """The environment has said it all. Before the process is killed its work is ended."""
+        before_kill(pid, self.release)
 
     def check(self) -> None:
         """Raises ``QuotaError`` (``quota-mps-died``) if our own daemon has ended."""
@@ -200,9 +215,11 @@ class AppliedMps:
     def replan(self, plan: QuotaPlan) -> None:
         """Percentages hold for processes that start from now on; partitions are fixed.
 
-        Raises ``QuotaError`` (``quota-fixed``) for partitions, which their clients keep.
+        Raises ``QuotaError``: ``quota-fixed`` for partitions, which their clients keep, and
+        ``quota-mps-died`` if no daemon answers, whoever started it.
         """
         check_backend(plan, self.plan.backend)
+        self.daemon.ask()
         if plan.backend == "mps-partition":
             raise fail("quota-fixed", "partitions stay while clients run in them")
         self.plan = plan.on(self.plan.device)

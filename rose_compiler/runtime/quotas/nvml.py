@@ -6,6 +6,7 @@ The library is loaded by ctypes, since it comes with the driver: nothing else ha
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,7 +63,8 @@ class Device:
 
 
 def devices(library: str = LIBRARY) -> list[Device]:
-    """The GPUs of this machine, in NVML's order.
+    """The GPUs of this machine that CUDA may use here, as ``CUDA_VISIBLE_DEVICES`` orders them.
+    NVML knows of all, and numbers in that variable count in its order.
 
     Raises ``QuotaError`` (``quota-nvml``) if the library is absent or reports an error.
     """
@@ -74,7 +76,25 @@ def devices(library: str = LIBRARY) -> list[Device]:
         count, version = ctypes.c_uint(), ctypes.c_int()
         _call(nvml, "nvmlDeviceGetCount_v2", ctypes.byref(count))
         _call(nvml, "nvmlSystemGetCudaDriverVersion_v2", ctypes.byref(version))
-        return [_device(nvml, index, version.value) for index in range(count.value)]
+        every = [_device(nvml, index, version.value) for index in range(count.value)]
+    return _visible(every, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _visible(every: list[Device], named: str | None) -> list[Device]:
+    """Those that the variable names, by number or by the beginning of a UUID; as for CUDA, nothing
+    counts behind the first name of none."""
+    if named is None:
+        return every
+    found: list[Device] = []
+    for name in (part.strip() for part in named.split(",")):
+        if name.isdigit():
+            known = every[int(name) : int(name) + 1]
+        else:
+            known = [device for device in every if name and device.uuid.startswith(name)]
+        if len(known) != 1 or known[0] in found:
+            break
+        found += known
+    return found
 
 
 @contextmanager

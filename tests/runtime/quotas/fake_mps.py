@@ -20,7 +20,8 @@ def note(text):
         file.write(text + "\\n")
 arguments = sys.argv[1:]
 if arguments:
-    note("start " + " ".join(arguments))
+    bounded = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in os.environ
+    note("start " + " ".join(arguments) + (" bounded" if bounded else ""))
     if mode == "fails to start":
         print("An instance of this daemon is already running"); sys.exit(1)
     if mode != "never answers":

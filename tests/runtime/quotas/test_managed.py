@@ -119,6 +119,23 @@ def test_a_killed_host_is_one_clear_error_and_the_quotas_are_taken_back(fake: Fa
     assert fake.commands[-1] == "quit"
 
 
+def test_a_killed_client_s_work_is_ended_first(fake: Fake) -> None:
+    with ManagedHosts({"sim": Counter}, backend(fake), plan(sim=4)) as hosts:
+        pid = hosts["sim"].pid
+        fake.clients(pid)
+        hosts["sim"].kill()
+        assert f"terminate_client 4711 {pid}" in fake.commands
+
+
+def test_a_plan_without_a_share_for_each_lane_changes_nothing(fake: Fake) -> None:
+    first = plan(sim=4)
+    with ManagedHosts({"sim": Counter}, backend(fake), first) as hosts:
+        with pytest.raises(QuotaError, match="no lane 'sim'"):
+            hosts.change(plan(net=4))
+        assert hosts.plan == first
+        assert hosts.check()
+
+
 def test_a_quota_below_the_minimum_is_refused_before_anything_starts() -> None:
     with pytest.raises(QuotaError, match="quota-minimum"):
         plan(sim=0)

@@ -115,7 +115,11 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
 # a daemon of our own
 
 
-def test_a_daemon_is_started_privately_and_ended(fake: Fake) -> None:
+def test_a_daemon_is_started_privately_and_ended(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a daemon with such a bound would pass it on to every client
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50")
     before = leftovers()
     with MpsDaemon(binary=str(fake.binary), grace=0.2) as daemon:
         assert daemon.owned
@@ -229,8 +233,12 @@ def test_a_daemon_of_somebody_else_is_used_and_not_touched(fake: Fake) -> None:
         f"sm_partition rm {UUID} {UUID}/p1",
         f"sm_partition rm {UUID} {UUID}/p2",
     ]
-    with backend(fake).apply(plan()):
-        pass
+    with backend(fake).apply(plan()) as applied:
+        applied.replan(plan())
+        (fake.folder / "default" / "alive").rename(fake.folder / "away")
+        with pytest.raises(QuotaError, match="quota-mps-died"):  # others would start without MPS
+            applied.replan(plan())
+        (fake.folder / "away").rename(fake.folder / "default" / "alive")
     assert fake.foreign
     assert len(fake.commands) == 4
     assert leftovers() == before

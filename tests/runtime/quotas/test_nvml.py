@@ -70,6 +70,27 @@ def test_devices_are_described(tmp_path: Path) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    ("named", "seen"),
+    [
+        ("1", "2"),
+        ("1, 0", "21"),
+        ("GPU-2", "2"),
+        ("0,-1,1", "1"),
+        ("1,7", "2"),
+        ("GPU-", ""),  # the beginning of two
+        ("1,1", "2"),
+        ("", ""),
+    ],
+)
+def test_devices_are_those_that_cuda_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, seen: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert "".join(d.uuid[-1] for d in devices(stub(tmp_path))) == seen
+
+
+@needs_compiler
 def test_versions_and_generations_differ(tmp_path: Path) -> None:
     (a100,) = devices(stub(tmp_path, COUNT=1, MAJOR=8, CORES=6912, CUDA=13010, WIDTH=3))
     assert (a100.sms, a100.chunk, a100.max_clients) == (108, 4, 60)
