@@ -78,6 +78,7 @@ class ProcessQuotas:
         self._looked = False  # for what an earlier run has kept
         self._known: QuotaPlan | None = None  # that was in force earlier, and is to be again
         self._news = False  # a comparison has ended since
+        self._told = False  # that this process takes turns with others
 
     @property
     def comparing(self) -> bool:
@@ -374,8 +375,23 @@ class ProcessQuotas:
             backend = self._backend(plan)
             assert backend is not None
             self._applied = backend.apply(plan)
+            daemon = getattr(self._applied, "daemon", None)
+            if daemon is not None and not self._told:
+                self._told = self._tell_of_turns(daemon.owned)
         self._holds = plan
         return {lane: self._applied.environment(lane) for lane in trial.parts}
+
+    def _tell_of_turns(self, owned: bool) -> bool:
+        """Whether it was said that this process is no client of the daemon that was started."""
+        if not owned or not torch.cuda.is_initialized():
+            return False
+        why = (
+            "this process used the GPU before there was an MPS daemon: it has no quota, and takes "
+            "turns with components in processes; `nvidia-cuda-mps-control -d` before the training "
+            "lets all share it"
+        )
+        self._note([Remark("note", PASS, (), "turns", why)])
+        return True
 
     def _tell(self, trial: Trial) -> None:
         """The comparison is over, and the winner in force."""

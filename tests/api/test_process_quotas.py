@@ -110,7 +110,10 @@ def driven(fake: Fake, parts: dict[str, Hosted], after: float) -> tuple[ProcessQ
     return quotas, log
 
 
-def test_who_can_be_moved_is_and_keeps_its_state(fake: Fake, parts: dict[str, Hosted]) -> None:
+def test_who_can_be_moved_is_and_keeps_its_state(
+    fake: Fake, parts: dict[str, Hosted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)  # before there was a daemon
     pids = {name: part.pid for name, part in parts.items()}
     quotas, log = driven(fake, parts, 0.5)
     assert parts["sim"].seen(PERCENT) == str(PLAN.percentage("host:sim"))
@@ -119,8 +122,9 @@ def test_who_can_be_moved_is_and_keeps_its_state(fake: Fake, parts: dict[str, Ho
     assert (quotas.plan, quotas.pending) == (PLAN, PLAN)  # the one that stays waits for it
     assert "2.000 [2.000, 2.000] times the speed in 4 pairs of blocks" in log[-1].why
     codes = [(remark.kind, remark.code) for remark in log]
-    assert codes == [("missed", "hosted-elsewhere"), ("applied", "moved")]
-    assert log[1].gain == pytest.approx(0.5)
+    assert codes == [("note", "turns"), ("missed", "hosted-elsewhere"), ("applied", "moved")]
+    assert log[2].gain == pytest.approx(0.5)
+    assert not quotas._tell_of_turns(owned=False), "this process is a client like any other"
     quotas.release()
     assert parts["sim"].seen(PERCENT) is None  # moved back before the daemon ends
     assert parts["sim"].step() == 3

@@ -98,6 +98,11 @@ def test_what_else_is_refused() -> None:
     for cores in ((0,), (0, 0)):
         with pytest.raises(QuotaError, match="quota-"):
             QuotaPlan("cores", TWO, (Share("a", 2, "a", cores),))
+    for cores in ((-1,), (2,)):  # counted from the end, -1 would be a core of somebody else's
+        with pytest.raises(QuotaError, match="no such core"):
+            QuotaPlan("cores", TWO, (Share("a", 1, "a", cores),))
+    with pytest.raises(QuotaError, match="no whole number"):
+        QuotaPlan("cores", TWO, (Share("a", 1.0, "a", (0,)),))  # type: ignore[arg-type]
     with pytest.raises(QuotaError, match="does not divide a GPU"):
         QuotaPlan.divide("cores", TWO, {"a": 1}).virtual_gpu()
 

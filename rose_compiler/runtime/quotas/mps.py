@@ -100,7 +100,7 @@ class MpsDaemon:
     def ask(self) -> None:
         """As :meth:`check`, for a daemon of somebody else's too, which has to be asked for that."""
         self.check()
-        if not self.control.answers():
+        if not self.owned and not self.control.answers():
             raise fail("quota-mps-died", "the daemon does not answer any more")
 
     def stop(self) -> None:

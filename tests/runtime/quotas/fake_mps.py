@@ -29,7 +29,7 @@ if arguments:
     if mode == "ignores quit":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print("daemon ready", flush=True)
-    deadline = time.time() + 30
+    deadline = time.time() + 120
     while time.time() < deadline:
         if mode != "ignores quit" and mode != "never answers" and not os.path.exists(alive):
             sys.exit(0)
