@@ -188,6 +188,16 @@ def test_calls_from_two_threads_run_one_after_the_other() -> None:
     assert busy.most == 1
 
 
+def test_a_forked_process_makes_lanes_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads of those that it finds are the parent's, and would be waited for for ever."""
+    fast = rose_compiler.compile(Counter().add, tune=False)
+    parents = fast.runtime
+    assert fast.runtime is parents
+    with monkeypatch.context() as forked:
+        forked.setattr("rose_compiler.api.compiled.os.getpid", lambda: -1)
+        assert fast.runtime is not parents
+
+
 def test_small_batches_are_probed_more_often_where_every_bit_counts() -> None:
     assert trials(4, exact=False) == TRIALS
     assert trials(4, exact=True) == EXACT_TRIALS
