@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from bench import virtual
@@ -265,7 +266,11 @@ def main(argv: list[str] | None = None) -> int:
         if row.no_gain:
             stage = max(row.published, key=lambda name: row.published[name])
             console.print(f"predicted in advance: no gain for {row.id}, {stage} takes it all")
-    outcomes = [study(row, options.samples) for row in chosen if row.why_not is None]
+    replayed = [row for row in chosen if row.why_not is None]
+    outcomes = [
+        study(row, options.samples)
+        for row in track(replayed, "rows", console=console, transient=True)
+    ]
     left_out = [row for row in chosen if row.why_not is not None]
     table = Table(*HEADINGS, title="throughput relative to sequential; SM activity in %")
     for one in outcomes:
