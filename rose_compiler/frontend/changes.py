@@ -55,6 +55,8 @@ class Changes:
         value = _own(owner, name)
         if isinstance(owner, (torch.Tensor, np.ndarray)):
             return name not in _TENSOR_CONSTANTS and value is not _ABSENT
+        if isinstance(owner, dict) and getattr(owner, "__dict__", None) is owner:
+            return value is not _ABSENT  # its entries are its attributes
         if isinstance(owner, torch.nn.Module) and name == "training":
             return True
         if (self.anything or isinstance(owner, tuple(self.kinds))) and value is not _ABSENT:

@@ -159,6 +159,8 @@ class _Found:
         """Collect what is at a place and below it."""
         if is_number(value) or value is _GONE or isinstance(value, _Whole | functools.partial):
             self._add(Number(where, state or where, root, steps, value))
+            if isinstance(value, enum.Enum):
+                self._member(value, where)
             return
         if isinstance(value, torch.Tensor):
             return
@@ -196,6 +198,13 @@ class _Found:
         for kind, key, each, said in self._below(value, where):
             inner = f"{own}.{key}" if kind == "attr" else own
             self.walk(each, root, (*steps, (kind, key)), said, inner)
+
+    def _member(self, value: enum.Enum, where: str) -> None:
+        """What the value of an enum's member holds, which may change in place."""
+        if id(value) not in self._seen:
+            self._seen.add(id(value))
+            if not is_number(value.value):
+                self.walk(value.value, value, (("attr", "value"),), f"{where}.value")
 
     def _simulator(self, value: Any, root: Any, steps: tuple[_Step, ...], where: str) -> None:
         """The numbers among the attributes of a simulator of the user's, or of one around another;
@@ -246,7 +255,8 @@ class _Found:
 
     def _below(self, value: Any, where: str) -> Iterator[tuple[str, Any, Any, str]]:
         if isinstance(value, Mapping):
-            if self.mentions.lengths:
+            # of keys that are objects, one more is seen by their number
+            if self.mentions.lengths or not all(map(_is_key, value)):
                 yield "length", None, len(value), f"len({where})"
             yield "some", None, bool(value), f"whether {where} has any"
             # a key that is not there may be looked for: `if "clip" in cfg`, `cfg.get("clip")`
@@ -290,6 +300,8 @@ class _Found:
                 read = key in known.attributes or known.by_any_name(key)
                 if read and key not in below and _plain_data(each):
                     yield "attr", key, each, f"{where}.{key}"
+                elif read and hasattr(type(each), "__get__") and is_user_type(type(each)):
+                    self.walk(each, each, (), f"{where}.{key}")  # a descriptor, not what it gives
                 elif isinstance(each, types.FunctionType) and known.ran(each.__code__):
                     # what a method is may change, for an object and for all of its class
                     yield "attr", key, getattr(value, key), f"{where}.{key}"
@@ -369,6 +381,8 @@ def _only_numbers(value: Any) -> bool:
 
 def _of_namespace(value: Any) -> Iterator[tuple[str, Any]]:
     """What a class, with its bases, or a module holds."""
+    if isinstance(value, enum.EnumMeta):
+        yield from value.__members__.items()
     for each in value.__mro__ if isinstance(value, type) else (value,):
         if not _library(each):
             yield from list(vars(each).items())

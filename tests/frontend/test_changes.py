@@ -204,6 +204,23 @@ def test_an_attribute_set_in_a_roundabout_way(fn: Callable[[Any], None]) -> None
     assert find_changes(source.read(fn), {"thing": thing}).attribute(thing, "rate")
 
 
+class Entries(dict[str, Any]):
+    """Has its entries as attributes."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.__dict__ = self
+
+
+def an_entry(thing: Any) -> None:
+    thing["rate"] = 1.0
+
+
+def test_entries_that_are_attributes_may_change() -> None:
+    thing = Entries(rate=1.0)
+    assert find_changes(source.read(an_entry), {"thing": thing}).attribute(thing, "rate")
+
+
 class Counted(gymnasium.wrappers.RecordEpisodeStatistics):  # type: ignore[type-arg]
     """A wrapper whose class is the user's, and whose numbers are the library's."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import operator
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -157,6 +159,29 @@ def matched_in_order(of: Any) -> Any:
 @dataclasses.dataclass
 class Rated:
     rate: float = 1.0
+
+
+class Phase(enum.Enum):
+    """Settings by phase."""
+
+    MAIN = {"rate": 1.0}  # noqa: RUF012
+
+
+class Keeping:
+    """Keeps the values of an attribute aside."""
+
+    def __init__(self) -> None:
+        self.held: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else self.held.get(instance, 1.0)
+
+    def __set__(self, instance: Any, value: float) -> None:
+        self.held[instance] = value
+
+
+class Kept:
+    rate = Keeping()
 
 
 class Simulated(gymnasium.Env[Any, Any]):
@@ -329,6 +354,16 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], Any, Callable[[Any], Any]]] = {
     "as a dict of all fields": (
         lambda t: [*dataclasses.asdict(t.it).values()],
         SimpleNamespace(it=Rated()),
+        lambda t: setattr(t.it, "rate", 2.0),
+    ),
+    "what a member of an enum holds": (
+        lambda t: Phase.MAIN.value["rate"],
+        SimpleNamespace(),
+        lambda t: Phase.MAIN.value.update(rate=2.0),
+    ),
+    "what a descriptor keeps": (
+        lambda t: t.it.rate,
+        SimpleNamespace(it=Kept()),
         lambda t: setattr(t.it, "rate", 2.0),
     ),
     "a name in a path": (
