@@ -71,8 +71,11 @@ def rows_in(value: Any) -> int:
     return int(value.shape[0])
 
 
-def by_trip(function: Callable[..., Any], batched: Sequence[int]) -> Callable[..., Any]:
-    """``function``, which is called once a trip where an argument is :class:`Apart`.
+def by_trip(
+    function: Callable[..., Any], batched: Sequence[int], each: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """``function``, in whose place ``each``, by default itself, is called once a trip where an
+    argument is :class:`Apart`.
 
     What is joined among the arguments at the positions ``batched`` is cut again into the rows of
     each trip; the others are the same on every trip. Results are then apart too, one by one where
@@ -84,11 +87,12 @@ def by_trip(function: Callable[..., Any], batched: Sequence[int]) -> Callable[..
         given = next((a.parts for a in args if isinstance(a, Apart)), None)
         if given is None:
             return function(*args)
+        one = function if each is None else each
         made, low = [], 0
         for trip, part in enumerate(given):
             high = low + rows_in(part)
             made.append(
-                function(*(_of_trip(a, trip, low, high, k in batched) for k, a in enumerate(args)))
+                one(*(_of_trip(a, trip, low, high, k in batched) for k, a in enumerate(args)))
             )
             low = high
         if isinstance(made[0], tuple):

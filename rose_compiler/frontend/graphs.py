@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -232,8 +232,10 @@ def _replace(program: Program, run: Run, record: Record, rewriter: Rewriter) -> 
         return unsteady
     function, count = _function(run, inputs, outputs), len(traced.arguments)
     handed = otherwise.Handed(traced, traced.inputs, [(k, None) for k in range(count)], len(inputs))
-    several = len(outputs) > 1
-    sizes = otherwise.sizes(program, record, run.nodes, handed, states, function, whole=several)
+    several, some = len(outputs) > 1, _some(run, inputs, outputs)
+    sizes = otherwise.sizes(
+        program, record, run.nodes, handed, states, function, whole=several, some=some
+    )
     _install(program, run, inputs, outputs, traced, sizes, rewriter)
     return None
 
@@ -305,6 +307,41 @@ def _function(
         return tuple(get(env) for get in results)
 
     return lambda states: functools.partial(run_all, states)
+
+
+def _some(run: Run, inputs: list[fx.Node], outputs: list[fx.Node]) -> otherwise.Some:
+    """The same for some of the outputs: the statements that they need, and no others."""
+    known = {*run.nodes, *inputs}
+    uses = {n: [maker(a, known) for a in n.args if isinstance(a, fx.Node)] for n in run.nodes}
+    calls = [(n, op_of(n), [picked(a, known) for a in n.args]) for n in run.nodes]
+    results = [picked(n, {*run.nodes}) for n in outputs]
+    made_by = [maker(n, known) for n in outputs]
+
+    def some(numbers: Sequence[int], given: Collection[int]) -> otherwise.Function | None:
+        needed = {made_by[k] for k in numbers}
+        for node in reversed(run.nodes):
+            if node in needed:
+                needed.update(uses[node])
+        if not {k for k, n in enumerate(inputs) if n in needed} <= set(given):
+            return None
+
+        def run_some(states: dict[fx.Node, Any], values: dict[int, Any]) -> tuple[Any, ...]:
+            env = {**states, **{n: values[k] for k, n in enumerate(inputs) if k in values}}
+            for node, op, arguments in calls:
+                if node in needed:
+                    env[node] = op(*(get(env) for get in arguments))
+            return tuple(results[k](env) for k in numbers)
+
+        return lambda states: functools.partial(run_some, states)
+
+    return some
+
+
+def maker(argument: fx.Node, known: set[fx.Node]) -> fx.Node:
+    """The node among the ``known`` ones that :func:`picked` would take an argument from."""
+    while argument not in known and is_item(argument):
+        argument = argument.args[0]  # type: ignore[assignment]  # an item is one of a node
+    return argument
 
 
 def picked(argument: Any, known: set[fx.Node]) -> Callable[[dict[fx.Node, Any]], Any]:

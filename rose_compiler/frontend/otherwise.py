@@ -3,7 +3,7 @@ hand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch.fx as fx
@@ -19,6 +19,9 @@ from rose_compiler.ir.sizes import Known, Sizes, refused
 
 #: Statements as a function of their inputs, for the objects behind the states that they use.
 Function = Callable[[dict[fx.Node, Any]], Callable[..., tuple[Any, ...]]]
+#: The same for some of their results, by number, of some of their inputs; None if these are not
+#: enough. What it gives takes the inputs by number.
+Some = Callable[[Sequence[int], Collection[int]], Function | None]
 
 
 class Handed(NamedTuple):
@@ -48,6 +51,16 @@ class Handed(NamedTuple):
         if self.traced.draws and len(self.names) > len(self.traced.arguments):
             return None  # random numbers were drawn in front of it
         return [at[k] for k in range(self.inputs)] if at.keys() >= set(range(self.inputs)) else None
+
+    def numbers(self, params: Sequence[str]) -> list[int] | None:
+        """Which of the function's own arguments some parameters are, -1 for states; None where one
+        is no argument of it."""
+        at = {
+            n: a
+            for n, (a, item) in zip(self.names, self._arguments(), strict=False)
+            if item is None
+        }
+        return [at[p] for p in params] if at.keys() >= set(params) else None
 
     def _arguments(self) -> list[tuple[int, int | None]]:
         of = self.traced.arguments
@@ -94,10 +107,11 @@ def sizes(
     function: Function,
     *,
     whole: bool = True,
+    some: Some | None = None,
 ) -> Sizes:
     """What an operation was proven for, and what runs instead: an error where the statements lack
     an argument, or an object is not found by its name. ``whole``: it returns all results, as a
-    tuple."""
+    tuple. ``some`` stands in for parts of it."""
     paths = {node: facts.get(node).state or "" for node in states}
     at = handed.positions()
     found = at is not None and all(
@@ -114,7 +128,23 @@ def sizes(
     names = [op_of(n).name for n in nodes]
     stop = Otherwise(None, paths, program, names, record)
     made = Otherwise(run, paths, program, names, record) if found else stop
-    return Sizes(handed.known(), made, stop)
+
+    def parts(results: Sequence[int], params: Sequence[str]) -> Otherwise | None:
+        at = handed.numbers(params)
+        function = None if some is None or at is None else some(results, at)
+        if function is None or not found:
+            return None
+
+        def run(objects: dict[fx.Node, Any]) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                made = function(objects)(dict(zip(at or (), args, strict=True)))
+                return made if len(results) > 1 else made[0]
+
+            return call
+
+        return Otherwise(run, paths, program, names, record)
+
+    return Sizes(handed.known(), made, stop, parts=None if handed.traced.draws else parts)
 
 
 def _object(objects: Mapping[str, Any], path: str) -> Any:

@@ -142,9 +142,13 @@ class Op:
         return self.impl(*args)
 
     def by_trip(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function``, which does what the operation does, for inputs that may be apart."""
-        axes = self.signature.separable()
-        return by_trip(function, [k for k, p in enumerate(self.signature.params) if p in axes])
+        """``function``, which does what the operation does, for inputs that may be apart. Those of
+        one trip are what the operation was captured with, or what runs instead is right for them.
+        """
+        axes, params = self.signature.separable(), self.signature.params
+        sizes = self.attributes.get("sizes")
+        each = None if sizes is None else sizes.or_instead(function, params)
+        return by_trip(function, [k for k, p in enumerate(params) if p in axes], each)
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"

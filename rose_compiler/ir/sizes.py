@@ -9,7 +9,7 @@ changed what it computes, or drew its random numbers in one shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -71,19 +71,22 @@ class Items:
 
 
 Known = Shape | Items
+Parts = Callable[[Sequence[int], Sequence[str]], Callable[..., Any] | None]
 
 
 @dataclass(frozen=True, eq=False)
 class Sizes:
     """What a graph was proven for, by parameter; ``instead`` takes the same arguments where they
-    are others, and returns what the operation returns. For parts of the operation nothing can:
-    ``stop`` raises. ``batched`` parameters may be handed rows of what is meant, of some trips or
-    some shards."""
+    are others, and returns what the operation returns. Of part of its rows, or what lacks some of
+    its arguments, nothing can: ``stop`` raises. ``parts`` gives what returns some of the results,
+    by number, of some parameters, None where these are not enough. ``batched`` parameters may be
+    handed rows of what is meant, of some trips or some shards."""
 
     known: Mapping[str, Known]
     instead: Callable[..., Any]
     stop: Callable[..., Any]
     batched: frozenset[str] = frozenset()
+    parts: Parts | None = None
 
     def differ(self, params: tuple[str, ...], args: tuple[Any, ...]) -> bool:
         """Whether the graph was not proven for arguments of these sizes, types or layouts."""
@@ -109,6 +112,16 @@ class Sizes:
         found = (part for p, k in known if p in refs for part in _text(refs[p], k, bind))
         return " or ".join(found)
 
+    def or_instead(
+        self, function: Callable[..., Any], params: tuple[str, ...]
+    ) -> Callable[..., Any]:
+        """``function``, or what takes its place, as the arguments are."""
+
+        def call(*args: Any) -> Any:
+            return (self.instead if self.differ(params, args) else function)(*args)
+
+        return call
+
     def of_parts(self) -> Sizes:
         """The same where rows of the batch, or of several trips, are handed over."""
         free = {p: _any_rows(k) if p in self.batched else k for p, k in self.known.items()}
@@ -127,14 +140,26 @@ def with_batch(op: Op) -> None:
         op.attributes[SIZES] = replace(found, batched=frozenset(op.signature.separable()))
 
 
-def of_part(of: Op, body: fx.GraphModule, batched: frozenset[str]) -> Sizes | None:
-    """The sizes of a part of an operation, which nothing can take the place of."""
+def of_part(
+    of: Op,
+    body: fx.GraphModule,
+    batched: frozenset[str],
+    root: Op,
+    results: Sequence[int | None],
+) -> Sizes | None:
+    """The sizes of a part of an operation, which makes these ``results`` of the captured ``root``;
+    nothing can take its place where one is a value in the middle of it, or it is handed such."""
     if (found := sizes_of(of)) is None:
         return None
     names = {n.name for n in placeholders(body.graph)}
     inner = dict(zip(of.signature.params, _names(of), strict=False))
     known = {inner[p]: k for p, k in found.known.items() if inner.get(p) in names}
-    return Sizes(known, found.stop, found.stop, batched)
+    instead, whole = None, sizes_of(root)
+    if whole is not None and whole.parts is not None:
+        numbers = [k for k in results if k is not None]
+        if len(numbers) == len(results):
+            instead = whole.parts(numbers, [n.name for n in placeholders(body.graph)])
+    return Sizes(known, instead or found.stop, found.stop, batched)
 
 
 def _names(op: Op) -> tuple[str, ...]:

@@ -63,9 +63,11 @@ def part(
     attributes = of.attributes | {k: v for k, v in found.items() if v or k in of.attributes}
     if axes and not batch and "rows" in attributes:
         attributes["rows"] = dict(axes)  # for passes that take a draw out and try again
-    if (sizes := of_part(of, body, frozenset(n for n in batch if n in params))) is not None:
+    lineage = _lineage(of, results or range(len(results_of(body))))
+    separable = frozenset(n for n in batch if n in params)
+    if (sizes := of_part(of, body, separable, *lineage)) is not None:
         attributes[SIZES] = sizes
-    attributes["part_of"] = _lineage(of, results or range(len(results_of(body))))
+    attributes["part_of"] = lineage
     return Op(
         signature,
         body.forward,

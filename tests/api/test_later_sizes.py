@@ -116,6 +116,45 @@ def test_a_part_of_a_graph_stops_at_sizes_that_come_later_and_is_captured_anew()
     fast.close()
 
 
+def halves(envs: Any, policy: Any, critic: Any, fewer: Any, obs: Any) -> Any:
+    seen = torch.zeros(4, 4, 3)
+    for t in range(4):
+        with torch.no_grad():
+            part = fewer(obs)
+            action = torch.tanh(obs) * 0.1
+            value = critic(part)
+            seen[t] = value
+        obs, _, _, _, _ = envs.step(action.numpy())
+        obs = torch.as_tensor(obs, dtype=torch.float32)
+    return obs, seen
+
+
+class Critic(Policy):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.wide(x) if x.shape[-1] == 3 else self.narrow(x))
+
+
+@pytest.mark.parametrize("begin", [0, 2])
+def test_a_late_part_runs_its_own_statements_for_sizes_that_come_later(begin: int) -> None:
+    results, fast = [], rose_compiler.compile(halves, numerics="bitwise", tune=False)
+    for fn in (halves, fast):
+        torch.manual_seed(0)
+        envs = ShardedEnv.split([Drift] * 4, shards=2, hosts="inline")
+        critic, fewer = Critic().eval(), Fewer(1)
+        fewer.calls = -begin  # they come in the middle of an iteration
+        obs, found = torch.as_tensor(envs.reset(seed=0)[0], dtype=torch.float32), []
+        for call in range(CALLS):
+            obs, told = fn(envs, None, critic, fewer, obs)
+            found.append(told)
+            if fn is fast and call == 1:
+                assert "def graph_late(" in fast.source
+        results.append(found)
+        envs.close()
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert len([r for r in fast._log if r.code == "re-captured"]) == 1
+    fast.close()
+
+
 def per_row(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return (net(x) - y).pow(2).sum() / x.shape[0]
 
