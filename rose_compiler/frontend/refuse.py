@@ -232,7 +232,9 @@ def _kept(function: ast.FunctionDef) -> Iterable[tuple[ast.GeneratorExp, set[str
     for node in ast.walk(function):
         given: list[ast.expr] = []
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
-            given = [node.value]
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if not all(isinstance(t, ast.Tuple | ast.List) for t in targets):  # that takes all
+                given = [node.value]
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _KEEPERS:
             given = [*node.args, *(k.value for k in node.keywords)]
         for found in (g for value in given for g in _handed_on(value)):

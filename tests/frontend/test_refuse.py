@@ -191,7 +191,8 @@ def takes_all_at_once(rows):
     for k in range(2):
         total = total + sum(x * k for x in rows)
         pairs = tuple(x * k for x in rows)
-        total = total + pairs[0]
+        first, second = (x * k for x in rows)
+        total = total + pairs[0] + first + second
     return total + sum(halves)
 
 
