@@ -319,8 +319,8 @@ def functions(draw: Draw) -> str:
 
     acted = cast([f"action = s.net.{pick(ACTS)}(obs)"])
     acted = ["with torch.no_grad():", *_indented(acted)]
-    trip = some(COLLECTED, 1) if "rows" not in acted[-1] and chance(3) else []
-    trip = [line for line in trip if "action" not in line]
+    trip = some(COLLECTED, 1) if chance(3) else []
+    trip = [line for line in trip if "action" not in line]  # there is none yet
     trip += [*acted, "s.rows.seen[t] = obs", "s.rows.done[t] = action", *some(COLLECTED, 1)]
     trip += some(CHANGES, 1) if chance(4) else []
     trip += ["new, reward, _, _, _ = s.envs.step(action.float().numpy())"]
