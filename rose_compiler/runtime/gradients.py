@@ -26,8 +26,11 @@ from rose_compiler.runtime.inductor import (
     Makes,
     Note,
     Refused,
+    faster,
+    finished,
     holding,
     identity,
+    instead,
     intercepted,
     known_of,
     name_of,
@@ -45,7 +48,8 @@ class Make:
     ``known`` is what must hold of each argument, ``run`` takes the ``tensors`` among them (by
     position), then the ``numbers`` as tensors, and makes a truth value, ``results`` results and the
     gradients of the ``leaves``. Gradients at the positions ``copied`` share memory with another
-    one. ``checked``: whether the truth value may be false.
+    one. ``checked``: whether the truth value may be false. ``gain``: what a call takes and took,
+    timed by itself.
     """
 
     threads: int
@@ -58,6 +62,7 @@ class Make:
     replays: Replays
     copied: frozenset[int]
     checked: bool
+    gain: str
 
 
 class Gradients:
@@ -243,6 +248,7 @@ def compiled(forward: Forward, args: tuple[Any, ...]) -> Make:
         replays_of(name_of(forward), run),
         _sharing(given, made, results),
         any(checks),
+        _timed(forward, args, wanted, run, (*tensors, *numbers)),
     )
 
 
@@ -261,6 +267,27 @@ def _run(
     run = _built(joint, given)
     with torch.no_grad():
         return run, list(run(*given))
+
+
+def _timed(
+    forward: Forward,
+    args: tuple[Any, ...],
+    wanted: tuple[int, ...],
+    run: Callable[..., Sequence[Tensor]],
+    positions: tuple[int, ...],
+) -> str:
+    """What the loss and its gradients take by themselves, by torch's own operations and compiled.
+
+    Whether to keep it is for whole iterations to say.
+    """
+    given = [a.detach() if isinstance(a := args[k], Tensor) else _number(a) for k in positions]
+    with torch.no_grad():
+
+        def own() -> None:
+            with torch.enable_grad():
+                reference(forward, args, wanted)
+
+        return instead(*faster(own, lambda: run(*given), finished))
 
 
 def _number(value: float) -> Tensor:

@@ -26,8 +26,10 @@ from rose_compiler.runtime.inductor import (
     Refused,
     built,
     faster,
+    finished,
     holding,
     identity,
+    instead,
     intercepted,
     known_of,
     name_of,
@@ -44,7 +46,8 @@ class Make:
     ``known`` is what must hold of each argument. ``run`` takes the ``tensors`` among them (by
     position) and makes the results, each tensor once; where the graph has checks (``checked``), a
     truth value in front of them. ``places`` says which of them each result is, or that it is
-    argument ``~place``; None if there is one result that is no tuple.
+    argument ``~place``; None if there is one result that is no tuple. ``gain``: what a call takes
+    and took, timed by itself.
     """
 
     threads: int
@@ -54,6 +57,7 @@ class Make:
     replays: Replays
     checked: bool
     places: tuple[int, ...] | None
+    gain: str
 
 
 class Graph:
@@ -159,7 +163,7 @@ def compiled(forward: Forward, args: tuple[Any, ...]) -> Make:
     ]:
         raise Refused("compiled, its results lie otherwise in memory")
     _agree(own, args, expected, made)
-    _pays(lambda: forward(*args), lambda: run(*given))
+    gain = _pays(lambda: forward(*args), lambda: run(*given))
     return Make(
         torch.get_num_threads(),
         tuple(map(known_of, args)),
@@ -168,6 +172,7 @@ def compiled(forward: Forward, args: tuple[Any, ...]) -> Make:
         replays_of(name_of(forward), run),
         checked,
         None if alone else places,
+        gain,
     )
 
 
@@ -207,20 +212,15 @@ def _agree(
             raise Refused(f"compiled, it differs by {off:.2g}, more than rounding does")
 
 
-def _pays(own: Callable[[], object], compiled: Callable[[], object]) -> None:
-    """Refuse what is not faster, the two timed in turn."""
-    before, after = faster(own, compiled, _finished)
+def _pays(own: Callable[[], object], compiled: Callable[[], object]) -> str:
+    """Refuse what is not faster, the two timed in turn; what was seen, in words."""
+    before, after = faster(own, compiled, finished)
     if after > PAYS * before:
         raise Refused(
             f"compiled, it takes {1e6 * after:.0f} us instead of {1e6 * before:.0f}: too little "
             "is won"
         )
-
-
-def _finished() -> None:
-    """Wait until a device has done what was asked of it."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    return instead(before, after)
 
 
 _known_graphs: dict[Any, Graph] = {}

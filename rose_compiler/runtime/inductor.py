@@ -4,6 +4,7 @@ compiled for one."""
 from __future__ import annotations
 
 import copy
+import os
 import statistics
 import time
 import types
@@ -14,7 +15,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 Forward = Callable[..., Any]
 
@@ -33,8 +36,8 @@ LEAST_ROUNDS = 5
 ROUNDS_S = 0.2
 #: Share of the time of the plain form that what is faster may take at most.
 PAYS = 0.95
-#: No pool of compiler processes that would outlive the run.
-_SETTINGS = {"compile_threads": 1}
+#: Compilers of C++ at once, at most.
+MAX_COMPILERS = 8
 _PLAIN = (bool, int, float, str, type(None))
 _KINDS = (Tensor, torch.nn.Parameter)
 
@@ -66,6 +69,10 @@ class Fitting(Protocol):
     @property
     def known(self) -> tuple[Any, ...]:
         """What must hold of each argument."""
+
+    @property
+    def gain(self) -> str:
+        """What a call takes, and took before, in words."""
 
 
 M = TypeVar("M", bound=Fitting)
@@ -105,7 +112,8 @@ class Makes(Generic[M]):
             self._refused.append(known)
             said = str(error).strip().split("\n")[0]
             why = said if isinstance(error, Refused) else f"{type(error).__name__}: {said}"
-        tell(Note(name_of(self.forward), time.perf_counter() - started, why))
+        gain = "" if why else found[0].gain
+        tell(Note(name_of(self.forward), time.perf_counter() - started, why, gain=gain))
         return None if why else found[0]
 
 
@@ -203,20 +211,35 @@ def built(function: Callable[..., list[Tensor]], given: list[Tensor]) -> Built:
     import torch._inductor.config as config
     from torch._inductor import compile as inductor
 
-    with torch.no_grad(), warnings.catch_warnings(), config.patch(_SETTINGS):
+    # without a shape environment Inductor leaves its cache on disk alone, in which another run of
+    # the same training finds everything but the trace
+    fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    with torch.no_grad(), warnings.catch_warnings(), config.patch(_settings(given)):
         warnings.simplefilter("ignore")
         graph = make_fx(function)(*given)
         kept = copy.deepcopy(graph.graph)  # Inductor rewrites what it is given
-        made: Callable[..., Any] = inductor(graph, list[Any](given))
+        like = [fake.from_tensor(value, static_shapes=True) for value in given]
+        made: Callable[..., Any] = inductor(graph, list[Any](like))
         made(*given)
     return Built(made, kept)
 
 
+def _settings(given: list[Tensor]) -> dict[str, Any]:
+    """Options of Inductor: no pool of processes that would outlive the run, as it would start for a
+    GPU's kernels; compilers of C++ are run by threads. What is kept on disk is for one number of
+    torch's threads."""
+    beside = all(value.device.type == "cpu" for value in given)
+    return {
+        "compile_threads": min(MAX_COMPILERS, os.cpu_count() or 1) if beside else 1,
+        "cpp.threads": torch.get_num_threads(),
+    }
+
+
 def faster(
-    own: Callable[[], object], other: Callable[[], object], finished: Callable[[], object]
+    own: Callable[[], object], other: Callable[[], object], wait: Callable[[], object]
 ) -> tuple[float, float]:
-    """Median seconds of the plain form and of another one, timed in turn; ``finished`` waits until
-    a device has done what was asked of it."""
+    """Median seconds of the plain form and of another one, timed in turn; ``wait`` until a device
+    has done what was asked of it."""
     taken: tuple[list[float], list[float]] = ([], [])
     began = time.perf_counter()
     while len(taken[0]) < LEAST_ROUNDS or (
@@ -225,10 +248,21 @@ def faster(
         for run, seconds in zip((own, other), taken, strict=True):
             start = time.perf_counter()
             run()
-            finished()
+            wait()
             seconds.append(time.perf_counter() - start)
     before, after = map(statistics.median, taken)
     return before, after
+
+
+def finished() -> None:
+    """Wait until a device has done what was asked of it."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def instead(before: float, after: float) -> str:
+    """Seconds of a call before and after, in words."""
+    return f"{1e6 * after:.0f} us a call instead of {1e6 * before:.0f}"
 
 
 def name_of(forward: Forward) -> str:

@@ -15,7 +15,7 @@ from enum import Enum
 from rose_compiler.base.decision import Decision
 from rose_compiler.tune import screening
 from rose_compiler.tune.drift import Drift
-from rose_compiler.tune.duel import Duel
+from rose_compiler.tune.duel import LEAST_PAIRS, Duel
 from rose_compiler.tune.stats import Report, Trial
 
 #: Share of the budget after which candidates are compared with eager and no more with each other:
@@ -163,7 +163,7 @@ class Chooser:
         if sum(self._open.seconds) >= self._trial_s():
             trial, self._open = self._open, None
             self._finished(trial)
-        if not self.settled and self._over_budget():
+        if not self.settled and self._out_of_time():
             self._end_early()
 
     def skip(self, seconds: float) -> None:
@@ -173,7 +173,7 @@ class Chooser:
             return
         self.spent_s += seconds
         self.trips += 1
-        if self._over_budget():
+        if self._out_of_time():
             self._end_early()
 
     def spend(self, seconds: float, iterations: int | None = 1) -> None:
@@ -328,6 +328,14 @@ class Chooser:
             return True
         return self.spent_s >= self._most_s()
 
+    def _out_of_time(self) -> bool:
+        """Whether the search ends here. What Inductor took may leave nothing to see what came of
+        it: a further schedule that met the champion in time is compared in a few pairs at least."""
+        if self.budget_trips is not None and self.trips >= self.budget_trips:
+            return True
+        begun = self._challenged and self._duel is not None and self._duel.pairs < LEAST_PAIRS
+        return self._over_budget() and not begun
+
     def _most_s(self) -> float:
         """Seconds of iterations that the search may take."""
         return max(self.budget_s, SHARE * self.total_s) if self.drifts else self.budget_s
@@ -335,7 +343,14 @@ class Chooser:
     def _end_early(self) -> None:
         """The budget is spent: eager, unless the champion has clearly beaten it so far."""
         if self._challenged:
-            self._settle(self.best, self.verdicts.get(self.best, ""))
+            found = None if self._duel is None else self._duel.so_far()
+            kept, why = self.best, self.verdicts.get(self.best, "")
+            if self._duel is not None and found is not None:
+                text = found.text(self._name(self._duel.champion))
+                self.verdicts[self._duel.challenger] = text
+                if found.won:
+                    kept, why = self._duel.challenger, text
+            self._settle(kept, why)
             return
         seen = {c: statistics.median(t.score for t in ts) for c, ts in self.trials.items() if ts}
         champion = self.best

@@ -16,6 +16,8 @@ PAIRS = 6
 FINAL_PAIRS = 8
 #: Pairs of any duel where a gain shows in the median, but not beyond doubt.
 MOST_PAIRS = 20
+#: Pairs that say something.
+LEAST_PAIRS = 4
 #: By how much the median must win, the interval lying above 1 besides.
 MARGIN = 0.01
 #: An interval that lies above this ends a duel before all pairs have run.
@@ -56,6 +58,21 @@ class Duel:
         side = 0 if trial.candidate == self.challenger else 1
         self._scores[side].append(trial.score)
 
+    @property
+    def pairs(self) -> int:
+        """How many pairs have run."""
+        return min(map(len, self._scores))
+
+    def so_far(self) -> Outcome | None:
+        """How it ends where no more trials can run; ``None`` before there are enough pairs. Looked
+        at once, a gain beyond doubt is one."""
+        if self.pairs < LEAST_PAIRS:
+            return None
+        speedups = paired_ratios(self._scores[1], self._scores[0])
+        interval = median_interval(speedups)
+        won = interval.low > 1.0 and interval.median >= 1.0 + MARGIN
+        return Outcome(speedups, interval, won)
+
     def outcome(self, *, final: bool, time: bool) -> Outcome | None:
         """How it ends; ``None`` where another four trials are to run first.
 
@@ -69,7 +86,8 @@ class Duel:
         longer = promising and (final or time)
         wanted = MOST_PAIRS if longer else FINAL_PAIRS if final else PAIRS
         # looking again and again finds a difference by chance: an early end takes a clear one
-        decided = len(speedups) >= 4 and (interval.low > EARLY or interval.high < 1.0)
+        enough = len(speedups) >= LEAST_PAIRS
+        decided = enough and (interval.low > EARLY or interval.high < 1.0)
         hopeless = len(speedups) >= 2 and max(speedups) < 1.0 and interval.median < 0.95
         won = interval.low > 1.0 and promising
         decided = decided or (won and len(speedups) >= (FINAL_PAIRS if final else PAIRS))

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from rose_compiler.ir.checks import check_valid
 from rose_compiler.runtime import gradients, inductor
@@ -89,9 +90,13 @@ def test_results_and_gradients_are_those_of_the_engine(uncompiled: Any, notes: A
 def test_what_inductor_makes_agrees(notes: Any) -> None:
     ours, theirs = arguments(), arguments()
     loss = Gradients(forward)
+    refused = counters["inductor"]["fxgraph_cache_bypass"]
     got = loss(ours, notes.append)
     (expected,) = by_engine(forward, theirs)
     assert [n.why for n in notes] == [""]
+    assert "us a call instead of" in notes[0].gain
+    # a later run takes it from the disk
+    assert counters["inductor"]["fxgraph_cache_bypass"] == refused
     assert len(loss.makes.found) == 1
     torch.testing.assert_close(got, expected)
     for a, b in zip(ours[2:], theirs[2:], strict=True):

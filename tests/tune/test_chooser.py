@@ -310,6 +310,31 @@ def test_a_challenge_has_no_budget_of_its_own() -> None:
     assert chooser.settled
 
 
+@pytest.mark.parametrize(("further", "best"), [(0.16, 2), (0.20, 1)])
+def test_what_compiling_took_leaves_a_few_pairs(further: float, best: int) -> None:
+    chooser = search([0.30, 0.20], 0)
+    chooser.budget_s = chooser.spent_s + 20.0
+    chooser.challenge(Decision(compile=True))
+    chooser.skip(70.0)
+    generator, trips = np.random.default_rng(0), 0
+    while not chooser.settled:
+        seconds = further if chooser.current == 2 else 0.20
+        chooser.record(chooser.current, seconds * np.exp(0.02 * generator.normal()))
+        trips += 1
+    assert chooser.best == best
+    assert "in 4 pairs" in chooser.verdicts[2]
+    assert trips <= 8 * 4  # trials of 0.5 s
+
+
+def test_a_run_of_known_length_ends_a_challenge_at_once() -> None:
+    chooser = search([0.30, 0.20], 0)
+    chooser.challenge(Decision(compile=True))
+    chooser.limit(10 * chooser.trips + 10)
+    chooser.skip(70.0)
+    assert chooser.settled
+    assert chooser.best == 1
+
+
 def test_the_better_of_two_schedules_that_beat_eager_is_found() -> None:
     assert share([0.45, 0.30, 0.285, 0.30], {2}, noise=0.05) >= 0.9
 
