@@ -12,6 +12,7 @@ from rose_compiler.passes.base import Pass
 from rose_compiler.passes.batch_wrappers import BatchWrappers
 from rose_compiler.passes.canonicalize import Canonicalize
 from rose_compiler.passes.defer import Defer
+from rose_compiler.passes.drop_gradients import DropGradients
 from rose_compiler.passes.fuse import Fuse
 from rose_compiler.passes.hoist import HoistInvariant
 from rose_compiler.passes.hosts import Hosts
@@ -66,6 +67,10 @@ ORDER: tuple[Entry, ...] = (
     Entry(TileBatch(), "after split: it clones what is left on the way to the step"),
     Entry(Defer(), "after tile_batch: it collects whole batches, joined again by then"),
     Entry(Fuse(), "anywhere: it moves nothing; before late, which fixes where operations stand"),
+    Entry(
+        DropGradients(),
+        "after fuse, which looks for each backward by its name; before all that moves them",
+    ),
     Entry(
         Unswitch(),
         "before late: on trips on which nothing waits for an update, it is late work",

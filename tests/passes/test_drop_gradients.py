@@ -1,0 +1,214 @@
+"""Gradients that ``zero_grad`` drops unread: left out, and nothing that anybody sees changes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rose_compiler
+from rose_compiler.ir import unread
+from rose_compiler.passes import drop_gradients
+
+
+class Agent:
+    """An actor through whose loss gradients reach a critic."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.actor, self.critic = nn.Linear(3, 2), nn.Linear(5, 1)
+        self.actor_opt = torch.optim.Adam(self.actor.parameters(), lr=0.01)
+        self.critic_opt = torch.optim.Adam(self.critic.parameters(), lr=0.02)
+        self.seen: list[Tensor] = []
+
+    def value(self, obs: Tensor) -> Tensor:
+        """What the critic says of what the actor does."""
+        return self.critic(torch.cat([obs, torch.tanh(self.actor(obs))], 1))
+
+
+def train_critic(agent: Agent, obs: Tensor) -> None:
+    """The critic's own update, which drops what was added to its gradients."""
+    loss = (agent.value(obs.roll(1, 0)).detach() + agent.critic(obs.repeat(1, 2)[:, :5])).square()
+    loss = loss.mean()
+    agent.critic_opt.zero_grad()
+    loss.backward()
+    agent.critic_opt.step()
+
+
+def plain(agent: Agent, obs: Tensor, trips: int) -> None:
+    for k in range(trips):
+        train_critic(agent, obs + k)
+        loss = -agent.value(obs + k).mean()
+        agent.actor_opt.zero_grad()
+        loss.backward()
+        agent.actor_opt.step()
+
+
+def delayed(agent: Agent, obs: Tensor, trips: int) -> None:
+    for k in range(trips):
+        train_critic(agent, obs + k)
+        if k % 2 == 0:
+            loss = -agent.value(obs + k).mean()
+            agent.actor_opt.zero_grad()
+            loss.backward()
+            agent.actor_opt.step()
+
+
+def downwards(agent: Agent, obs: Tensor, trips: int) -> None:
+    for k in range(2 * trips, 0, -2):
+        train_critic(agent, obs + k)
+        loss = -agent.value(obs + k).mean()
+        agent.actor_opt.zero_grad()
+        loss.backward()
+        agent.actor_opt.step()
+
+
+def at_once(agent: Agent, obs: Tensor, trips: int) -> None:
+    for k in range(trips):
+        loss = -agent.value(obs + k).mean()
+        agent.actor_opt.zero_grad()
+        loss.backward()
+        agent.actor_opt.step()
+        train_critic(agent, obs + k)
+
+
+def clipped(agent: Agent, obs: Tensor, trips: int) -> None:
+    for k in range(trips):
+        train_critic(agent, obs + k)
+        loss = -agent.value(obs + k).mean()
+        agent.actor_opt.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(agent.critic.parameters(), 0.1)
+        agent.actor_opt.step()
+        agent.critic_opt.step()
+
+
+def looked_at(agent: Agent, obs: Tensor, trips: int) -> None:
+    for k in range(trips):
+        agent.seen.append(agent.critic.weight.grad.clone() if k else obs)
+        train_critic(agent, obs + k)
+        loss = -agent.value(obs + k).mean()
+        agent.actor_opt.zero_grad()
+        loss.backward()
+        agent.actor_opt.step()
+
+
+def seldom(agent: Agent, obs: Tensor, trips: int) -> None:
+    for k in range(trips):
+        if k % 3 == 1:
+            agent.critic_opt.zero_grad()
+        loss = -agent.value(obs + k).mean()
+        agent.actor_opt.zero_grad()
+        loss.backward()
+        agent.actor_opt.step()
+        agent.critic_opt.step()
+
+
+def stopped(agent: Agent, obs: Tensor, trips: int) -> None:
+    for k in range(trips):
+        train_critic(agent, obs + k)
+        loss = -agent.value(obs + k).mean()
+        agent.actor_opt.zero_grad()
+        loss.backward()
+        agent.actor_opt.step()
+        if loss.item() > 100.0 or k == 2:
+            break
+
+
+def to_zero(agent: Agent, obs: Tensor, trips: int) -> None:
+    for k in range(trips):
+        agent.critic_opt.zero_grad(set_to_none=False)
+        loss = -agent.value(obs + k).mean()
+        agent.actor_opt.zero_grad()
+        loss.backward()
+        agent.actor_opt.step()
+
+
+Loop = Callable[[Agent, Tensor, int], None]
+
+
+def left(fn: Loop, hook: list[Tensor] | None = None, **options: Any) -> tuple[list[Any], list[str]]:
+    """Everything that three calls leave, gradients too, and what the pass has done."""
+    agent, obs, found = Agent(), torch.linspace(-1, 1, 12).reshape(4, 3), []
+    if hook is not None:
+        agent.critic.weight.register_hook(hook.append)
+    run: Any = rose_compiler.compile(fn, **options) if options else fn
+    for _ in range(3):
+        run(agent, obs, 4)
+        for net in (agent.actor, agent.critic):
+            for p in net.parameters():
+                found += [p.detach().clone(), None if p.grad is None else p.grad.clone()]
+    found += agent.seen
+    remarks = []
+    if options:
+        told = run.explain(width=200).split("Missed")[0]
+        remarks = [line for line in told.splitlines() if "gradients of agent.critic_opt's" in line]
+        run.close()
+    return copy.deepcopy(found), remarks
+
+
+def same(a: list[Any], b: list[Any]) -> bool:
+    return len(a) == len(b) and all(
+        (x is None and y is None) or (x is not None and y is not None and torch.equal(x, y))
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drop_gradients, "LEAST", 1)
+
+
+TAKEN = [plain, delayed, downwards, at_once]
+
+
+@pytest.mark.parametrize("fn", TAKEN)
+def test_what_is_dropped_unread_is_not_computed(fn: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = []
+    backward = torch.Tensor.backward
+
+    def counted(self: Tensor, *args: Any, inputs: Any = None, **rest: Any) -> None:
+        short.append(inputs is not None)
+        backward(self, *args, inputs=inputs, **rest)
+
+    eager, _ = left(fn)
+    monkeypatch.setattr(torch.Tensor, "backward", counted)
+    found, remarks = left(fn, tune=False, numerics="bitwise")
+    assert remarks
+    assert any(short)
+    assert same(eager, found)
+
+
+@pytest.mark.parametrize("fn", [clipped, looked_at, seldom, stopped, to_zero])
+def test_what_somebody_reads_is_computed(fn: Loop) -> None:
+    eager, _ = left(fn)
+    found, remarks = left(fn, tune=False, numerics="bitwise")
+    assert not remarks
+    assert same(eager, found)
+
+
+def test_a_hook_sees_each_gradient() -> None:
+    eager: list[Tensor] = []
+    compiled: list[Tensor] = []
+    assert same(left(plain, eager)[0], left(plain, compiled, tune=False, numerics="bitwise")[0])
+    assert same(list(eager), list(compiled))
+
+
+def test_nothing_is_left_out_where_operations_may_not_run_ahead() -> None:
+    _, remarks = left(plain, tune=False, numerics="bitwise", run_ahead=False)
+    assert not remarks
+
+
+def test_the_test_sees_the_last_trip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault planted: the last trip, behind which gradients are there to be read, is short too."""
+    mended = unread.backward_without
+
+    def always(loss: Tensor, *dropped: Any) -> None:
+        mended(loss, *(10**9 if k % 4 == 2 else v for k, v in enumerate(dropped)))
+
+    monkeypatch.setattr(drop_gradients, "backward_without", always)
+    assert not same(left(plain)[0], left(plain, tune=False, numerics="bitwise")[0])
