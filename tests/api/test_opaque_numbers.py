@@ -198,6 +198,7 @@ def test_a_number_changed_within_a_call_is_read_anew(
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     # no code within reach stores anything under this name
     assert ('kind="graph"' in step.history[-1][1]) == (kind in (Steady, Asking))
+    assert not [r.why for r in step._log if r.code == "re-captured"]
     if kind not in (Steady, Asking):
         assert "may touch anything" in step.explain()
     step.close()
