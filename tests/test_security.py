@@ -253,6 +253,8 @@ ALLOWED = {
     ("compile", "runtime/recovery.py"): "see above",
     ("compile", "testing/functions.py"): "see above",
     ("compile", "ir/block.py"): "syntax trees of the user's own statements",
+    ("eval", "ir/sizes.py"): "what emitted code asks of sizes, written from those that were seen",
+    ("load", "testing/check_iterations.py"): "tensors that the training at hand has just saved",
     ("loads", "runtime/hosts/transport.py"): "from a worker that this process started",
     ("loads", "runtime/hosts/process.py"): "from a worker that this process started",
     ("loads", "runtime/hosts/worker.py"): "from the process that started the worker",

@@ -13,6 +13,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rose_compiler.base.gaps import shown_again
+
 
 class Apart:
     """One value a trip, not joined: their keys, types, dtypes, devices or trailing shapes differ,
@@ -30,8 +32,8 @@ class Apart:
 
 def alike(items: Sequence[Any]) -> bool:
     """Whether values are contiguous tensors or arrays of the same type, dtype, device and trailing
-    shape, or dicts of such under the same keys in the same order, with as many rows in all
-    entries."""
+    shape, or show one and the same row again and again, or are dicts of such under the same keys in
+    the same order, with as many rows in all entries."""
     first = items[0]
     if any(type(item) is not type(first) for item in items):
         return False
@@ -44,23 +46,28 @@ def alike(items: Sequence[Any]) -> bool:
             and all(len({rows_in(entry) for entry in item.values()}) == 1 for item in items)
         )
     kind = _kind(first)
-    return kind is not None and all(_kind(item) == kind for item in items)
+    if kind is None or any(_kind(item) != kind for item in items):
+        return False
+    return not kind[-1] or shown_again(items) is not None
 
 
 def _kind(value: Any) -> tuple[Any, ...] | None:
-    """What joining must find equal of a tensor or array; ``None`` for one without rows, one that
-    is not contiguous, and for anything else."""
+    """What joining must find equal of a tensor or array, and last whether it may be a row that is
+    shown again and again; ``None`` for one without rows, one that is neither that nor contiguous,
+    and for anything else."""
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", ())
     if dtype is None or not shape:
         return None
     flags = getattr(value, "flags", None)
-    if not (value.is_contiguous() if flags is None else flags.c_contiguous):
+    again = not (value.is_contiguous() if flags is None else flags.c_contiguous)
+    if again and (flags is not None or value.stride(0) or not value[:1].is_contiguous()):
         return None
     return (
         dtype,
         tuple(shape[1:]),
         getattr(value, "device", None),
         getattr(value, "requires_grad", False),
+        again,
     )
 
 

@@ -7,6 +7,7 @@ differ: ``view`` raises for the one and not for the other, and sums are rounded 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -37,3 +38,14 @@ def with_strides(value: Any, strides: tuple[int, ...]) -> Any:
     once = tuple(slice(0, 1) if s == 0 else slice(None) for s in strides)
     made[once] = value[once]
     return made
+
+
+def shown_again(parts: Sequence[Any]) -> Any | None:
+    """The parts of one batch as one tensor, where all of them show the same row again and again, as
+    an ``expand`` does, which the whole would then do too; None where they don't."""
+    if any(p.stride(0) or p.requires_grad or not p.shape[0] for p in parts):
+        return None
+    row = parts[0][:1]
+    if not all(p[:1].equal(row) for p in parts[1:]):
+        return None
+    return row.expand(sum(p.shape[0] for p in parts), *row.shape[1:])

@@ -40,6 +40,7 @@ from rose_compiler.frontend.recorder import Recorder
 from rose_compiler.frontend.sizes import Vary, known_of
 from rose_compiler.ir.contexts import entered
 from rose_compiler.ir.facts import Context, Spec
+from rose_compiler.ir.program import placeholders
 from rose_compiler.ir.sizes import Known, Laid
 
 
@@ -136,6 +137,10 @@ def trace(
     return _proven(found, example_args, "none") if vary == "none" and _is_made(found) else other
 
 
+#: Functions whose results are contiguous, however their inputs lie.
+_LIES = frozenset(("linear", "addmm", "mm"))
+
+
 def _is_made(found: Traced | Blocker) -> TypeGuard[Traced]:
     return isinstance(found, Traced)
 
@@ -146,13 +151,28 @@ def _proven(traced: Traced, example_args: Sequence[Any], free: Vary) -> Traced:
         free = "none"
     elif not traced.read:
         free = "all"
-    # what fills memory with random numbers may go through it in its own order
-    laid: Laid = "order" if traced.draws and traced.laid == "any" else traced.laid
     asked: dict[str, Any] = {"read": traced.read, "typed": traced.typed, "kinds": traced.kinds}
-    given = (k for k in traced.arguments if isinstance(k, int))
-    made = ((k, known_of(example_args[k], free, laid=laid, **asked)) for k in given)
-    known = {k: one for k, one in made if one is not None}
+    filled = _laid_as(traced)
+    known = {}
+    for node, k in zip(placeholders(traced.gm.graph), traced.arguments, strict=True):
+        if isinstance(k, int):
+            laid: Laid = "order" if node in filled and traced.laid == "any" else traced.laid
+            one = known_of(example_args[k], free, laid=laid, **asked)
+            known.update({} if one is None else {k: one})
     return replace(traced, known=known)
+
+
+def _laid_as(traced: Traced) -> set[fx.Node]:
+    """What draws may lie in memory as: what fills it with random numbers may go through it in its
+    own order. What a linear layer makes lies in one way whatever it is made of."""
+    stack = [n for n in traced.gm.graph.nodes if n.name in traced.draws]
+    seen: set[fx.Node] = set()
+    while stack:
+        for used in stack.pop().all_input_nodes:
+            if used not in seen and getattr(used.target, "__name__", "") not in _LIES:
+                seen.add(used)
+                stack.append(used)
+    return seen
 
 
 @dataclass(frozen=True)
@@ -275,13 +295,13 @@ def _finish(
 ) -> Traced:
     gm = fx.GraphModule(torch.nn.Module(), recorder.graph)
     paths = {node: path for path, node in recorder.lifted_used.items()}
-    placeholders = [n for n in recorder.graph.nodes if n.op == "placeholder"]
+    given = placeholders(recorder.graph)
     results = result if type(result) is tuple else (result,)
     return Traced(
         gm=gm,
-        inputs=tuple(n.name for n in placeholders),
+        inputs=tuple(n.name for n in given),
         arguments=tuple(
-            inputs.placeholders[n] if n in inputs.placeholders else paths[n] for n in placeholders
+            inputs.placeholders[n] if n in inputs.placeholders else paths[n] for n in given
         ),
         outputs=len(results),
         output_specs=tuple(map(spec_of, results)),

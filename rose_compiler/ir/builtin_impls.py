@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from rose_compiler.base.apart import Apart, alike, rows_in
+from rose_compiler.base.gaps import shown_again
 from rose_compiler.ir import noise
 
 #: Draws of noise by name.
@@ -32,7 +33,8 @@ def concat(*parts: Any) -> Any:
             raise ValueError("dicts with different keys are no parts of one batch")
         return {key: concat(*(p[key] for p in parts)) for key in first}
     if isinstance(parts[0], torch.Tensor):
-        return torch.cat(parts)
+        again = shown_again(parts)
+        return torch.cat(parts) if again is None else again
     return np.concatenate(parts)
 
 

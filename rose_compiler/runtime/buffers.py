@@ -10,6 +10,7 @@ import torch
 
 from rose_compiler.base import gaps
 from rose_compiler.base.apart import Apart, alike, rows_in
+from rose_compiler.base.gaps import shown_again
 
 
 def snapshot(value: Any) -> Any:
@@ -82,7 +83,8 @@ def concat(*parts: Any) -> Any:
             raise ValueError("dicts with different keys are no parts of one batch")
         return {key: concat(*(part[key] for part in parts)) for key in first}
     if isinstance(first, torch.Tensor):
-        return torch.cat(parts)
+        again = shown_again(parts)
+        return torch.cat(parts) if again is None else again
     return np.concatenate(parts)
 
 

@@ -8,6 +8,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from rose_compiler.base.gaps import shown_again
+
 Verdict = Literal["bits", "close", "differ"]
 
 RTOL = 1e-5  # of numerics="close"
@@ -195,7 +197,8 @@ def _join(parts: list[Any], whole: Any, axis: int | None) -> Any:
     if axis is not None and isinstance(whole, dict):
         return {key: _join([p[key] for p in parts], item, axis) for key, item in whole.items()}
     if axis is not None and isinstance(whole, torch.Tensor):
-        return torch.cat(parts, dim=axis)
+        again = None if axis else shown_again(parts)
+        return torch.cat(parts, dim=axis) if again is None else again
     if axis is not None and isinstance(whole, np.ndarray):
         return np.concatenate(parts, axis=axis)
     # not batched: every tile must have made the whole's value

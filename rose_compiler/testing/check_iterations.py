@@ -104,5 +104,5 @@ def differs(eager: Any, found: Any, decision: Decision) -> str | None:
 def _loaded(left: Any) -> Any:
     """What a training has left, with what its files hold in their place: numbers are compared."""
     results, printed, (world, files, generator) = left
-    held = {name: torch.load(io.BytesIO(data)) for name, data in files.items()}
+    held = {name: torch.load(io.BytesIO(data), weights_only=True) for name, data in files.items()}
     return results, printed, (world, held, generator)

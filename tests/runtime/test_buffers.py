@@ -125,6 +125,8 @@ UNEQUAL = {
     ],
     "number": [{"a": torch.zeros(2), "b": 1}, {"a": torch.ones(1), "b": 2}],
     "scalar": [torch.zeros(()), torch.ones(())],
+    "other rows shown": [torch.zeros(3).expand(2, 3), torch.ones(3).expand(4, 3)],
+    "layout": [torch.zeros(3, 2).t(), torch.zeros(3, 2).t()],
 }
 
 
@@ -147,6 +149,8 @@ def test_equal_kinds_are_joined() -> None:
         whole = join(parts)
         assert whole["a"].tolist() == [0, 0, 1]
         assert whole["b"].shape == (3, 3)
+        shown = join([torch.ones(3).expand(2, 3), torch.ones(3).expand(4, 3)])
+        assert (shown.shape, shown.stride()) == ((6, 3), (0, 1))
 
 
 def test_a_call_on_what_is_apart_is_made_trip_by_trip() -> None:

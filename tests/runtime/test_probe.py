@@ -114,6 +114,14 @@ class TestTiles:
         turned = probe_tile(lambda x: x.t() * 2, args[:1], {0: 1}, [2, 6], results={0: 0})
         assert turned == "differ", "joined, its rows lie otherwise in memory"
 
+    def test_a_row_that_is_shown_for_all_is_joined_as_one(self) -> None:
+        # the deviation of a Normal: of a contiguous copy powers and sums would be rounded otherwise
+        deviation = torch.rand(3)
+        fn = lambda x: (x + 1, deviation.exp().expand_as(x))  # noqa: E731
+        assert probe_tile(fn, (torch.randn(8, 3),), {0: 0}, [4, 4]) == "bits"
+        other = lambda x: x[:1].expand_as(x)  # noqa: E731
+        assert probe_tile(other, (torch.randn(8, 3),), {0: 0}, [4, 4]) == "differ"
+
     def test_arrays_and_whole_numbers(self) -> None:
         def fn(a: np.ndarray[Any, Any], i: Tensor, done: Tensor) -> tuple[Any, ...]:
             return np.clip(a, -1, 1), torch.eye(4)[i], torch.logical_not(done)
