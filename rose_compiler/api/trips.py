@@ -81,16 +81,17 @@ class _Loop:
         self, items: Iterator[Any], carried: tuple[Any, ...], captured: tuple[Any, ...]
     ) -> tuple[Any, ...]:
         """All trips; the final carried values."""
+        taken: tuple[Any, ...] = ()  # out of the items, for the trip that is next
         try:
             while True:
-                for index in items:
+                for index in chain(taken, items):
                     *rest, broke = self._one(self.pick((index, *carried, *captured)))
-                    carried = tuple(rest)
+                    carried, taken = tuple(rest), ()
                     break
                 else:
                     break
                 if not broke and self.batch is not None:
-                    carried, broke, items = self.batch.further(items, carried, captured, self.pick)
+                    carried, broke, taken = self.batch.further(items, carried, captured, self.pick)
                 if broke:
                     break
         finally:
@@ -196,9 +197,9 @@ class Batch:
         carried: tuple[Any, ...],
         captured: tuple[Any, ...],
         pick: Callable[[tuple[Any, ...]], tuple[Any, ...]],
-    ) -> tuple[tuple[Any, ...], bool, Iterator[Any]]:
+    ) -> tuple[tuple[Any, ...], bool, tuple[Any, ...]]:
         """Trips for as long as they are this batch's: the values carried, whether the loop is left,
-        and what it still goes through.
+        and the item that was taken for a trip which is none of them, if one was.
 
         Beside short trips whatever runs between them finds the caches cold and takes ten times as
         long as by itself, so it is as little as can be: the clock is not read for each.
@@ -210,7 +211,7 @@ class Batch:
             values = pick((index, *carried, *captured))
             if tuple(map(type, values)) != types or self._trips >= look:
                 if not self.takes(values):
-                    return carried, False, chain((index,), items)
+                    return carried, False, (index,)
                 types, look = self._last, self._next_look()
             self._trips += 1
             try:
@@ -220,8 +221,8 @@ class Batch:
                 raise
             carried = tuple(rest)
             if broke or watch.behind or not watch.settled:
-                return carried, broke, items
-        return carried, False, items
+                return carried, broke, ()
+        return carried, False, ()
 
     def _next_look(self) -> int:
         """The trip in front of which the clock is read next: half of those that still fit."""

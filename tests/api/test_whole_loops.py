@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import rose_compiler
+from rose_compiler.api import trips
 from rose_compiler.ir import facts, interp
 from rose_compiler.sim import ShardedEnv, TorchCartPole
 from rose_compiler.testing.capturing import difference
@@ -328,3 +329,33 @@ def test_what_a_run_switches_on_is_off_behind_it():
         assert not optimizer._optimizer_step_pre_hooks
         assert not optimizer._optimizer_step_post_hooks
         compiled.close()
+
+
+def test_a_loop_goes_through_its_items_themselves_in_all_of_its_batches(monkeypatch):
+    """An iterator around that of the batch before would be one deeper with each batch."""
+    handed, further = [], trips.Batch.further
+
+    def noted(batch, items, *rest):
+        handed.append(items)
+        return further(batch, items, *rest)
+
+    monkeypatch.setattr(trips.Batch, "further", noted)
+    monkeypatch.setattr(trips.Batch, "takes", lambda batch, values: batch._trips < 3)
+    data, results = [torch.ones(2) * (k % 3) for k in range(30)], []
+    for fn in (one_by_one, rose_compiler.compile(one_by_one, tune=False)):
+        net, optimizer = parts()
+        results.append((fn(net, optimizer, data), net.weight))
+    assert results[0][0] == results[1][0]
+    assert torch.equal(results[0][1], results[1][1])
+    assert len(handed) > 6
+    assert len({id(items) for items in handed}) == 1
+
+
+def one_by_one(net, optimizer, data):
+    seen = 0
+    for x in data:
+        optimizer.zero_grad()
+        (net(x) - x).pow(2).sum().backward()
+        optimizer.step()
+        seen = seen + 1
+    return seen
