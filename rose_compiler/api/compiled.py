@@ -23,7 +23,7 @@ from rose_compiler.api.schedules import Schedule
 from rose_compiler.api.specialize import Specialization
 from rose_compiler.api.tracing import Tracer
 from rose_compiler.api.wrappers import batching
-from rose_compiler.base import knobs
+from rose_compiler.base import knobs, phases
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import ConfigError, fail, register
 from rose_compiler.base.profile import Profile
@@ -40,6 +40,8 @@ MAX_RECAPTURES = 8
 #: Makes of arguments that a function is kept captured for; for any further one it runs as written.
 #: To capture costs as much as many iterations, and a program holds what it was first called with.
 MAX_KEPT = 16
+#: What the names of threads of lanes and of components in threads begin with.
+_THREADS = (phases.THREAD, phases.THREAD.strip() + "-")
 #: Objects whose method is kept compiled by a decorated one: those that it was looked up on last.
 MAX_BOUND = 32
 
@@ -80,6 +82,8 @@ class Compiled:
         self._tracer = Tracer()
         self._bound: dict[int, tuple[Any, Compiled]] = {}  # by the id of the object
         self._lock = threading.RLock()  # one call at a time: all of them share lanes and tuning
+        self._keeping = threading.RLock()  # of objects
+        self._inside = False
         self._process = os.getpid()
         functools.update_wrapper(self, fn)
 
@@ -88,7 +92,7 @@ class Compiled:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        with self._lock:
+        with self._keeping:
             found = self._bound.pop(id(instance), None)
             if found is None:
                 found = instance, Compiled(self._fn.__get__(instance, owner), self._options)
@@ -105,8 +109,29 @@ class Compiled:
         return self.__qualname__ if found is self else (Compiled, (self._fn, self._options))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self._lock:
-            return self._called(args, kwargs)
+        if self._process != os.getpid():
+            self._forked()
+        lock = self._lock
+        if not lock.acquire(blocking=False):
+            if threading.current_thread().name.startswith(_THREADS):
+                return self._fn(*args, **kwargs)  # the call at hand may be waiting for this one
+            lock.acquire()
+        try:
+            if self._inside:  # what is recorded and scheduled is the call around this one
+                return self._fn(*args, **kwargs)
+            self._inside = True
+            try:
+                return self._called(args, kwargs)
+            finally:
+                self._inside = False
+        finally:
+            lock.release()
+
+    def _forked(self) -> None:
+        """The threads of its lanes, and those that hold its locks, are the parent's."""
+        held = self._inside and self._lock.acquire(blocking=False)
+        self._process, self._runtime, self._inside = os.getpid(), None, held
+        self._lock, self._keeping = threading.RLock(), threading.RLock()
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         found = self._find(args, kwargs)
@@ -173,8 +198,8 @@ class Compiled:
     def runtime(self) -> Runtime:
         """The lanes this function runs on; made when they are first needed."""
         serial = knobs.current().serial
-        if self._process != os.getpid():  # forked: the threads of its lanes are the parent's
-            self._process, self._runtime = os.getpid(), None
+        if self._process != os.getpid():
+            self._forked()
         if self._runtime is not None and self._runtime.serial != serial:
             self.close()
         if self._runtime is None:

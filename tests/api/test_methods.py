@@ -6,6 +6,8 @@ import copy
 import pickle
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
@@ -196,6 +198,92 @@ def test_a_forked_process_makes_lanes_of_its_own(monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as forked:
         forked.setattr("rose_compiler.api.compiled.os.getpid", lambda: -1)
         assert fast.runtime is not parents
+
+
+class Nested:
+    """Calls what is compiled once more from within, where that raises."""
+
+    def __init__(self) -> None:
+        self.log: list[object] = []
+        self.step: Callable[[Nested, int], None] = nested
+
+    def __enter__(self) -> None:
+        self.log.append("in")
+
+    def __exit__(self, *exc: object) -> None:
+        self.log.append("out")
+
+    def inner(self, depth: int) -> None:
+        self.log.append(depth)
+        if not depth:
+            raise KeyError
+        with suppress(KeyError):
+            self.step(self, depth - 1)
+
+
+def nested(run: Nested, depth: int) -> None:
+    for _ in range(2):
+        with run:
+            run.inner(depth)
+
+
+def test_a_call_from_within_is_none_of_the_one_around_it() -> None:
+    eager, run = Nested(), Nested()
+    run.step = fast = rose_compiler.compile(nested, tune=False)
+    for _ in range(3):
+        for each in (eager, run):
+            each.step(each, 1)
+    assert run.log == eager.log
+    assert len(fast._specializations) == 1
+
+
+def test_nobody_waits_for_a_call_that_waits_for_it() -> None:
+    """What a lane's thread runs may call what it is part of."""
+
+    def iteration(counter: Counter, inner: list[threading.Thread]) -> None:
+        for _ in range(2):
+            counter.calls += 1
+            for each in inner:
+                each.start()
+                each.join(5.0)
+
+    fast, counter = rose_compiler.compile(iteration, tune=False), Counter()
+    fast(counter, [])
+
+    class Beside(threading.Thread):
+        def start(self) -> None:
+            threading.Thread.__init__(self, target=fast, args=(counter, []), name="rose thread:a")
+            super().start()
+
+    beside = Beside()
+    fast(counter, [beside])
+    assert not beside.is_alive()
+    assert counter.calls == 2 + 2 + 4
+
+
+def test_a_forked_process_waits_for_no_thread_of_its_parent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fast = rose_compiler.compile(Counter().add, tune=False)
+    fast(torch.ones(2))
+    held, over = threading.Event(), threading.Event()
+
+    def holds() -> None:
+        with fast._lock:
+            held.set()
+            over.wait(10)
+
+    parents = threading.Thread(target=holds)
+    parents.start()
+    held.wait(10)
+    with monkeypatch.context() as forked:
+        forked.setattr("rose_compiler.api.compiled.os.getpid", lambda: -1)
+        child = threading.Thread(target=fast, args=(torch.ones(2),))
+        child.start()
+        child.join(5.0)
+        assert not child.is_alive()
+    over.set()
+    parents.join()
 
 
 def test_small_batches_are_probed_more_often_where_every_bit_counts() -> None:
