@@ -26,7 +26,15 @@ from rose_compiler.ir.deps import title
 from rose_compiler.ir.effects import related
 from rose_compiler.ir.interp import resolve
 from rose_compiler.ir.ops import BRANCH, LOOP, Op
-from rose_compiler.ir.program import LoopView, Program, Value, is_call, op_of
+from rose_compiler.ir.program import (
+    LoopView,
+    Program,
+    Value,
+    is_call,
+    is_exit,
+    is_item,
+    op_of,
+)
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.ir.state_node import state_node
 from rose_compiler.ir.unread import backward_without
@@ -35,7 +43,7 @@ from rose_compiler.passes.base import Pass, context_of
 #: Elements of parameters below which walking through the graph costs what it saves.
 LEAST = 16_384
 
-_BACKWARD = re.compile(r"[\w.]+\.backward\(\)")
+_BACKWARD = re.compile(r"\w+\.backward\(\)")
 _ZERO = re.compile(r"[\w.\[\]]+\.zero_grad\((set_to_none=True)?\)")
 
 
@@ -57,7 +65,7 @@ class DropGradients(Pass):
     name: ClassVar[str] = "drop_gradients"
 
     def run_program(self, program: Program, rewrite: Rewriter) -> None:
-        for node in [n for n in program.nodes() if _is(n, "backward", _BACKWARD)]:
+        for node in [n for n in program.nodes() if _adds(n) and len(n.args) == 1]:
             found = list(_dead(node, program, rewrite))
             if not found:
                 continue
@@ -73,7 +81,9 @@ def _dead(node: fx.Node, program: Program, rewrite: Rewriter) -> Iterator[Dead]:
     written = {e.state for e in rewrite.deps.effects(node) if e.write}
     for state in context_of(rewrite).optimizers:
         optimizer = _object(program, state)
-        if type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            continue
+        if getattr(optimizer.zero_grad, "__func__", None) is not torch.optim.Optimizer.zero_grad:
             continue
         found = _dropped_at(node, state, written, program, rewrite)
         if found is None:
@@ -94,7 +104,10 @@ def _dropped_at(
     behind = [n for at in path for n in _behind(at)]
     ahead = [n for n in around.nodes if n.op == "call_function"]
     ahead = ahead[: ahead.index(path[-1])]
-    for loop, nodes in ((None, behind), (owner, [*behind, *ahead])):
+    places: list[tuple[fx.Node | None, list[fx.Node]]] = [(None, behind)]
+    if owner is not None:  # without a loop nothing comes again before the program's end
+        places.append((owner, [*behind, *ahead]))
+    for loop, nodes in places:
         found = next((n for n in nodes if n.graph is around and _zeroes(n, state, rewrite)), None)
         if found is None:
             continue
@@ -102,7 +115,7 @@ def _dropped_at(
         between = nodes[: nodes.index(found)]
         if not any(related(a, b) for a in gradients for b in written):
             return None
-        if any(_looks(n, state, gradients, rewrite) for n in between):
+        if any(_leaves(n) or _looks(n, state, gradients, rewrite) for n in between):
             return None
         return Dead(node, found, state, loop) if loop is None or _counted(loop) else None
     return None
@@ -126,33 +139,35 @@ def _zeroes(node: fx.Node, state: str, rewrite: Rewriter) -> bool:
     return any(e.state == state and not e.write for e in rewrite.deps.effects(node))
 
 
+def _leaves(node: fx.Node) -> bool:
+    """Whether a trip may end at a node."""
+    if is_call(node, BRANCH):
+        return any(bodies.exits(arm) for arm in bodies.graphs_of(node))
+    return is_exit(node)
+
+
 def _looks(node: fx.Node, state: str, gradients: set[str], rewrite: Rewriter) -> bool:
     """Whether a node may look at gradients, but to add to them, or change which parameters the
     optimizer has. A loop or branch is asked for all that it holds."""
-    if not is_call(node) or _adds(node):
+    if is_item(node) or _adds(node):
         return False
-    for effect in rewrite.deps.effects(node):
-        if any(related(effect.state, g) for g in gradients):
-            return True
-        if effect.write and related(effect.state, state) and not _steps(node):
-            return True
-    return False
+    read = (e.state for e in rewrite.deps.effects(node))
+    return any(related(s, g) for s in read for g in gradients) or _changes(node, state, rewrite)
 
 
 def _adds(node: fx.Node) -> bool:
     """Whether an operation does nothing with gradients but add to them."""
-    return (
-        not is_call(node, LOOP) and not is_call(node, BRANCH) and _is(node, "backward", _BACKWARD)
-    )
+    return _is(node, "backward", _BACKWARD)
 
 
-def _steps(node: fx.Node) -> bool:
-    """Whether what an operation writes of optimizers is what their steps do."""
-    inside = [node]
+def _changes(node: fx.Node, state: str, rewrite: Rewriter) -> bool:
+    """Whether a node may change an optimizer otherwise than by its step."""
     if is_call(node, LOOP) or is_call(node, BRANCH):
-        inside = [n for g in bodies.graphs_of(node) for n in g.nodes if is_call(n)]
-        return all(_steps(n) or not op_of(n).attributes.get("calls") for n in inside)
-    return "optimizer" in op_of(node).attributes.get("calls", ())
+        inside = (n for g in bodies.graphs_of(node) for n in g.nodes)
+        return any(_changes(n, state, rewrite) for n in inside)
+    if not any(e.write and related(e.state, state) for e in rewrite.deps.effects(node)):
+        return False
+    return not is_call(node) or "optimizer" not in op_of(node).attributes.get("calls", ())
 
 
 def _is(node: fx.Node, call: str, text: re.Pattern[str]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import rose_compiler
 from rose_compiler.ir import unread
@@ -24,6 +25,7 @@ class Agent:
         self.actor_opt = torch.optim.Adam(self.actor.parameters(), lr=0.01)
         self.critic_opt = torch.optim.Adam(self.critic.parameters(), lr=0.02)
         self.seen: list[Tensor] = []
+        self.loss = torch.zeros(())
 
     def value(self, obs: Tensor) -> Tensor:
         """What the critic says of what the actor does."""
@@ -128,6 +130,44 @@ def to_zero(agent: Agent, obs: Tensor, trips: int) -> None:
         agent.actor_opt.step()
 
 
+def once(agent: Agent, obs: Tensor, trips: int) -> None:
+    train_critic(agent, obs)
+    loss = -agent.value(obs).mean()
+    agent.actor_opt.zero_grad()
+    loss.backward()
+    agent.actor_opt.step()
+
+
+def left_between(agent: Agent, obs: Tensor, trips: int) -> None:
+    for k in range(trips):
+        loss = -agent.value(obs + k).mean()
+        agent.actor_opt.zero_grad()
+        loss.backward()
+        agent.actor_opt.step()
+        if k == 2:
+            break
+        train_critic(agent, obs + k)
+
+
+def kept_loss(agent: Agent, obs: Tensor, trips: int) -> None:
+    for k in range(trips):
+        train_critic(agent, obs + k)
+        agent.loss = -agent.value(obs + k).mean()
+        agent.actor_opt.zero_grad()
+        agent.loss.backward()
+        agent.actor_opt.step()
+
+
+def held(agent: Agent, obs: Tensor, trips: int) -> None:
+    for k in range(trips):
+        train_critic(agent, obs + k)
+        agent.seen.append(agent.critic.weight.grad)
+        loss = -agent.value(obs + k).mean()
+        agent.actor_opt.zero_grad()
+        loss.backward()
+        agent.actor_opt.step()
+
+
 Loop = Callable[[Agent, Tensor, int], None]
 
 
@@ -163,7 +203,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drop_gradients, "LEAST", 1)
 
 
-TAKEN = [plain, delayed, downwards, at_once]
+TAKEN = [plain, delayed, downwards, at_once, kept_loss]
 
 
 @pytest.mark.parametrize("fn", TAKEN)
@@ -183,12 +223,63 @@ def test_what_is_dropped_unread_is_not_computed(fn: Loop, monkeypatch: pytest.Mo
     assert same(eager, found)
 
 
-@pytest.mark.parametrize("fn", [clipped, looked_at, seldom, stopped, to_zero])
+NOT = [clipped, looked_at, seldom, stopped, to_zero, once, left_between]
+
+
+@pytest.mark.parametrize("fn", NOT)
 def test_what_somebody_reads_is_computed(fn: Loop) -> None:
     eager, _ = left(fn)
     found, remarks = left(fn, tune=False, numerics="bitwise")
     assert not remarks
     assert same(eager, found)
+
+
+def test_who_holds_a_gradient_sees_what_is_added_to_it() -> None:
+    assert same(left(held)[0], left(held, tune=False, numerics="bitwise")[0])
+
+
+class Told(torch.autograd.Function):
+    """Tells that it was gone back through."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0]
+
+
+def _all_but_critic(loss: Callable[[Agent, Tensor], Tensor]) -> bool:
+    """Whether only the critic's gradients are left out of a loss."""
+    agent, obs = Agent(), torch.ones(4, 3)
+    wanted = unread.wanted_of(loss(agent, obs), {id(p): p for p in agent.critic.parameters()})
+    return {id(p) for p in wanted} == {id(p) for p in agent.actor.parameters()}
+
+
+def test_all_is_computed_where_it_would_be_seen_that_a_part_did_not_run() -> None:
+    assert _all_but_critic(lambda agent, obs: agent.value(obs).mean())
+    assert not _all_but_critic(lambda agent, obs: Told.apply(agent.value(obs)).mean())
+    assert not _all_but_critic(
+        lambda agent, obs: agent.value(obs).mean() + agent.critic(torch.ones(1, 5)).tanh().sum()
+    )
+    assert not _all_but_critic(lambda agent, obs: agent.critic(obs.repeat(1, 2)[:, :5]).mean())
+    assert not _all_but_critic(
+        lambda agent, obs: checkpoint(agent.value, obs.requires_grad_(), use_reentrant=True).mean()
+    )
+
+
+@pytest.mark.parametrize("hold", [lambda grad: grad, lambda grad: grad.view(-1)])
+def test_a_gradient_that_is_held_is_told_from_one_that_is_not(hold: Callable[..., Any]) -> None:
+    net = nn.Linear(3, 2)
+    for _ in range(3):
+        net(torch.ones(4, 3)).sum().backward()
+        assert not unread._held(net.weight)
+        kept = hold(net.weight.grad)
+        assert unread._held(net.weight)
+        del kept
+        assert not unread._held(net.weight)
+        net.zero_grad()
 
 
 def test_a_hook_sees_each_gradient() -> None:
