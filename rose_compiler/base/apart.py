@@ -58,9 +58,7 @@ def _kind(value: Any) -> tuple[Any, ...] | None:
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", ())
     if dtype is None or not shape:
         return None
-    flags = getattr(value, "flags", None)
-    again = not (value.is_contiguous() if flags is None else flags.c_contiguous)
-    if again and (flags is not None or value.stride(0) or not value[:1].is_contiguous()):
+    if (again := _again(value)) is None:
         return None
     return (
         dtype,
@@ -69,6 +67,19 @@ def _kind(value: Any) -> tuple[Any, ...] | None:
         getattr(value, "requires_grad", False),
         again,
     )
+
+
+def _again(value: Any) -> bool | None:
+    """Whether a value may be a row that is shown again and again; ``None`` where it is neither that
+    nor contiguous."""
+    flags = getattr(value, "flags", None)
+    try:
+        again = not (value.is_contiguous() if flags is None else flags.c_contiguous)
+        if again and (flags is not None or value.stride(0) or not value[:1].is_contiguous()):
+            return None
+    except (AttributeError, RuntimeError):  # no tensor or array, or a sparse one
+        return None
+    return again
 
 
 def rows_in(value: Any) -> int:

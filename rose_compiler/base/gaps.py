@@ -15,15 +15,22 @@ def like(copy: Any, value: Any) -> Any:
     """``copy``, a plain copy of ``value``, or one with its strides if it has others. Tensors with a
     graph behind them, arrays of objects, those of other classes or with negative strides keep the
     plain copy."""
-    array = hasattr(value, "strides")
-    strides = value.strides if array else value.stride()
-    if strides == (copy.strides if array else copy.stride()) or 0 in value.shape:
+    array, strides = hasattr(value, "strides"), strides_of(value)
+    if strides == strides_of(copy) or 0 in value.shape:
         return copy
     if array:
         kept = value.dtype.hasobject or type(value).__name__ != "ndarray" or min(strides) < 0
     else:
         kept = value.requires_grad
     return copy if kept else with_strides(value, strides)
+
+
+def strides_of(value: Any) -> tuple[int, ...]:
+    """The strides of a tensor or array; none where it has none, as sparse tensors."""
+    try:
+        return tuple(value.strides if hasattr(value, "strides") else value.stride())
+    except RuntimeError:
+        return ()
 
 
 def with_strides(value: Any, strides: tuple[int, ...]) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rose_compiler.base import gaps
 from rose_compiler.frontend.names import MAX_ITEMS, StateNames, callable_only, memory_range
 from rose_compiler.frontend.scalar import is_scalar
 
@@ -211,7 +212,7 @@ def _makes(names: StateNames) -> dict[str, Make]:
 
 
 def _make(tensor: torch.Tensor) -> Make:
-    return tensor.dtype, tensor.device, _wanted(tensor), tensor.shape, tensor.stride()
+    return tensor.dtype, tensor.device, _wanted(tensor), tensor.shape, gaps.strides_of(tensor)
 
 
 def _wanted(tensor: torch.Tensor) -> bool:

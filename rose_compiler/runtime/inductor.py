@@ -19,6 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from rose_compiler.base import gaps
+
 Forward = Callable[..., Any]
 
 #: Makes of arguments that one function is compiled for; others run by torch's own operations.
@@ -125,7 +127,8 @@ def fits(make: Fitting, args: Sequence[Any]) -> bool:
 def known_of(value: Any) -> Any:
     """What is known of an argument: of a tensor all but its numbers, else the value."""
     if isinstance(value, Tensor):
-        return value.shape, value.stride(), value.dtype, value.device, value.requires_grad
+        strides = gaps.strides_of(value)
+        return value.shape, strides, value.dtype, value.device, value.requires_grad
     return value
 
 

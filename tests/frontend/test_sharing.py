@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import rose_compiler
+from rose_compiler.base import gaps
+from rose_compiler.base.apart import alike
 from rose_compiler.frontend.guards import layout_of
 from rose_compiler.frontend.names import StateNames
 from rose_compiler.frontend.sharing import Shared, relation_of
@@ -39,6 +41,20 @@ def test_the_relation_tells_overlaps_and_second_names() -> None:
         "t.inner.c": {"t.a"},
         "t.second": {"t.b"},
     }
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("convert", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
+def test_tensors_without_strides_are_no_error(
+    convert: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    sparse = convert(torch.eye(2))
+    roots = {"t": SimpleNamespace(edges=sparse)}
+    shared = Shared(StateNames(roots))
+    roots["t"].edges = sparse.clone()
+    assert shared.changed(roots) is None
+    assert gaps.like(sparse.clone(), sparse).layout == sparse.layout
+    assert not alike([sparse, sparse])
 
 
 def test_what_another_thread_takes_out_meanwhile_is_no_error() -> None:
