@@ -181,7 +181,7 @@ class _Values:
         if not self.trial or not floating:
             return example
         generator = torch.Generator().manual_seed(self.trial)
-        noise = torch.randn(example.shape, generator=generator).to(example)
+        noise = torch.randn(example.shape, generator=generator, device="cpu").to(example)
         return example.detach() + noise * example.detach().abs().clamp(min=1e-3)
 
     def _rows(self, value: Any, axis: int | None) -> Any:
@@ -225,7 +225,7 @@ def _random_of(node: fx.Node, spec: Spec | None, generator: torch.Generator) -> 
         return {key: _random_of(node, item, generator) for key, item in entries}
     if spec is None or spec.kind not in ("tensor", "array") or spec.dtype not in _DTYPES:
         raise _Unknown(node.name)
-    made = torch.randn(spec.shape, generator=generator).to(_DTYPES[spec.dtype])
+    made = torch.randn(spec.shape, generator=generator, device="cpu").to(_DTYPES[spec.dtype])
     return made if spec.kind == "tensor" else made.numpy()
 
 
@@ -245,6 +245,6 @@ def _with_rows(value: Any, rows: int, axis: int) -> Any:
     parts = [value]
     generator = torch.Generator().manual_seed(1)
     while sum(p.shape[axis] for p in parts) < rows:
-        noise = torch.randn(value.shape, generator=generator)
+        noise = torch.randn(value.shape, generator=generator, device="cpu")
         parts.append(value + 0.1 * noise.to(value.dtype) if value.is_floating_point() else value)
     return torch.cat(parts, dim=axis).narrow(axis, 0, rows).contiguous()

@@ -13,7 +13,7 @@ from typing import Any
 from rose_compiler.frontend import liveness, setting, source
 from rose_compiler.frontend.changes import Changes, mangled
 from rose_compiler.frontend.modes import undecorated
-from rose_compiler.frontend.reachable import Reachable
+from rose_compiler.frontend.reachable import HOOKS_OF_ALL, Reachable
 
 _ABSENT = object()
 _NOTHING = ast.Constant(None)
@@ -59,6 +59,8 @@ class _Finder:
 
     def run(self) -> Changes:
         self.reached.add(self.arguments.values())
+        for table in HOOKS_OF_ALL:
+            self.reached.add(table.values())
         owner = None
         if self.start.bound is not None:
             owner = _defining(type(self.start.bound), self.start.fn)

@@ -133,7 +133,10 @@ class _Check:
         wanted += [t for t in self.lifted if t.requires_grad]
         if not roots or not wanted:
             return ()
-        weights = [torch.linspace(0.5, 1.5, t.numel(), dtype=t.dtype).view(t.shape) for t in roots]
+        weights = [
+            torch.linspace(0.5, 1.5, t.numel(), dtype=t.dtype, device="cpu").view(t.shape)
+            for t in roots
+        ]
         weights = [w.to(t.device) for w, t in zip(weights, roots, strict=True)]
         with torch.enable_grad():
             return torch.autograd.grad(roots, wanted, weights, allow_unused=True)
@@ -249,12 +252,12 @@ def vary(value: Any, generator: torch.Generator, wide: bool) -> Any:
     def tensor(t: torch.Tensor) -> torch.Tensor:
         if t.numel() == 0:
             return t
-        order = torch.randperm(t.numel(), generator=generator).to(t.device)
+        order = torch.randperm(t.numel(), generator=generator, device="cpu").to(t.device)
         if t.dtype == torch.bool and wide:
-            return _like(t, torch.rand(t.shape, generator=generator) < 0.5)
+            return _like(t, torch.rand(t.shape, generator=generator, device="cpu") < 0.5)
         if not t.is_floating_point():
             return _like(t, t.detach().reshape(-1)[order].reshape(t.shape))
-        noise = torch.randn(t.shape, generator=generator).to(t.device, t.dtype)
+        noise = torch.randn(t.shape, generator=generator, device="cpu").to(t.device, t.dtype)
         data = t.detach()
         if wide:
             # both signs, of examples that are all alike too

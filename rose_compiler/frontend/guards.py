@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._device import DeviceContext
 
 from rose_compiler.frontend.capture import Captured
 from rose_compiler.frontend.components import is_simulator
 from rose_compiler.frontend.modules import Watched
 from rose_compiler.frontend.names import StateNames, memory_range
+from rose_compiler.frontend.reachable import HOOKS_OF_ALL
 from rose_compiler.frontend.scope import is_scalar
 from rose_compiler.frontend.sharing import Shared
 
@@ -219,11 +221,35 @@ def current_modes() -> tuple[Any, ...]:
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cpu"),
+        _autocast("cpu"),
+        _autocast("cuda"),
         torch.get_default_dtype(),
+        _default_device(),
         torch.get_num_threads(),
         torch.are_deterministic_algorithms_enabled(),
+        _hooks_of_all(),
     )
+
+
+_CPU = torch.device("cpu")
+
+
+def _autocast(device: str) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def _default_device() -> torch.device:
+    """Where tensors are made. The uppermost of the modes that say so decides."""
+    for k in reversed(range(torch._C._len_torch_function_stack())):
+        mode = torch._C._get_function_stack_at(k)
+        if isinstance(mode, DeviceContext):
+            return mode.device
+    return _CPU
+
+
+def _hooks_of_all() -> tuple[Any, ...]:
+    """The hooks of torch's for all modules and optimizers."""
+    return tuple(hook for table in HOOKS_OF_ALL if table for hook in table.values())
 
 
 def describe(value: Any) -> tuple[Any, ...]:
@@ -321,9 +347,12 @@ def _difference(before: tuple[Any, ...], after: tuple[Any, ...]) -> str:
         "grad mode",
         "inference mode",
         "autocast",
+        "autocast on CUDA",
         "default dtype",
+        "default device",
         "thread count",
         "determinism",
+        "hooks for all modules or optimizers",
     )
     return ", ".join(
         f"{n} {a} -> {b}" for n, a, b in zip(names, before, after, strict=True) if a != b

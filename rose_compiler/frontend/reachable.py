@@ -11,11 +11,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.modules import module as module_file
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 MAX_OBJECTS = 20_000
 MAX_ITEMS = 200  # of one container: more of them have the same few types
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic, np.ndarray, torch.Tensor)
+#: What torch calls for every module or optimizer, by tables that no object leads to.
+HOOKS_OF_ALL: tuple[dict[int, Any], ...] = (
+    module_file._global_forward_hooks,
+    module_file._global_forward_pre_hooks,
+    module_file._global_backward_hooks,
+    module_file._global_backward_pre_hooks,
+    _global_optimizer_pre_hooks,
+    _global_optimizer_post_hooks,
+)
 _LEAVES = (*_PLAIN, torch.dtype, torch.device, types.ModuleType, range)
 
 

@@ -328,7 +328,7 @@ def _tried(
         c.detach().contiguous() if isinstance(c, torch.Tensor) else None
         for c in first.carried[: first.of.handed]
     ]
-    made = [torch.empty(size, dtype=first.dtype) for _ in range(first.of.handed)]
+    made = [torch.empty(size, dtype=first.dtype, device="cpu") for _ in range(first.of.handed)]
     at, strides = [r.data_ptr() for r in rows], [r.stride(0) for r in rows]
     kernel.call(at, strides, columns, began, made, numbers, size=size, whole=False)
     return made

@@ -169,7 +169,7 @@ class Plan:
                 columns += [column(fixed[k], self.shape) for k in places.columns]
                 numbers += [number(fixed[k]) for k in places.numbers]
             began = [c.contiguous() if isinstance(c, torch.Tensor) else None for c in handed]
-            made = [torch.empty(s, dtype=self.dtype) for s in self.shapes]
+            made = [torch.empty(s, dtype=self.dtype, device="cpu") for s in self.shapes]
             self.call([begin[u] for u in self.rows], self.strides, columns, began, made, numbers)
             if self.stored:
                 changed = [values[u] for u in self.stored]

@@ -104,7 +104,12 @@ def _value(spec: Spec | None, seed: int) -> Any:
         return None
     dtype = getattr(torch, spec.dtype)
     generator = torch.Generator().manual_seed(seed)
-    made = torch.randn(spec.shape, generator=generator).abs().to(dtype).to(spec.device or "cpu")
+    made = (
+        torch.randn(spec.shape, generator=generator, device="cpu")
+        .abs()
+        .to(dtype)
+        .to(spec.device or "cpu")
+    )
     return made if spec.kind == "tensor" else made.numpy()
 
 

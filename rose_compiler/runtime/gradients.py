@@ -292,7 +292,7 @@ def _timed(
 
 def _number(value: float) -> Tensor:
     """A number as a tensor that takes part in arithmetic the way a number does."""
-    return torch.scalar_tensor(value, dtype=torch.float64)
+    return torch.scalar_tensor(value, dtype=torch.float64, device="cpu")
 
 
 def _joint(

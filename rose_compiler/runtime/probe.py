@@ -166,11 +166,17 @@ def _random_like(example: Any, generator: torch.Generator) -> Any:
     if example.numel() == 0:
         return example
     if example.dtype == torch.bool:
-        return (torch.rand(example.shape, generator=generator) < 0.5).to(example.device)
+        return (torch.rand(example.shape, generator=generator, device="cpu") < 0.5).to(
+            example.device
+        )
     if not example.is_floating_point():
-        order = torch.randperm(example.numel(), generator=generator).to(example.device)
+        order = torch.randperm(example.numel(), generator=generator, device="cpu").to(
+            example.device
+        )
         return example.reshape(-1)[order].reshape(example.shape)
-    noise = torch.randn(example.shape, generator=generator).to(example.device, example.dtype)
+    noise = torch.randn(example.shape, generator=generator, device="cpu").to(
+        example.device, example.dtype
+    )
     data = example.detach()
     # both signs, of examples that are all alike too
     spread = data.abs().mean() + (data.std() if data.numel() > 1 else 0.0)

@@ -61,7 +61,7 @@ def rounding(
 
 def _nudged(value: Tensor, generator: torch.Generator) -> Tensor:
     """The neighbours of numbers, up or down at random."""
-    up = torch.rand(value.shape, generator=generator).to(value.device) < 0.5
+    up = torch.rand(value.shape, generator=generator, device="cpu").to(value.device) < 0.5
     ends = torch.tensor([-torch.inf, torch.inf], dtype=value.dtype, device=value.device)
     return torch.nextafter(value.detach(), torch.where(up, ends[1], ends[0]))
 

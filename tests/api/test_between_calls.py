@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules import module as module_file
 
 import rose_compiler
 from rose_compiler.sim import ShardedEnv
@@ -190,6 +191,14 @@ def default_dtype(b: Bench) -> None:
     torch.set_default_dtype(torch.float64)
 
 
+def default_device(b: Bench) -> None:
+    torch.set_default_device("meta")
+
+
+def hook_of_all(b: Bench) -> None:
+    module_file.register_module_forward_hook(lambda module, given, out: out + 1)
+
+
 #: What changes, and a word that the remark has to say; None where nothing has to be captured anew.
 CHANGES: dict[Callable[[Bench], None], str | None] = {
     shape: "x",
@@ -218,11 +227,16 @@ CHANGES: dict[Callable[[Bench], None], str | None] = {
     shared_weights: "policy",
     no_grad_outside: "grad mode",
     default_dtype: "default dtype",
+    default_device: "default device",
+    hook_of_all: "hooks for all modules",
 }
 
 
 #: Changes that both runs see at once.
-SHARED = (rebound_class_method, rebound_class_forward, rebound_global, rebound_helper)
+SHARED = (
+    *(rebound_class_method, rebound_class_forward, rebound_global, rebound_helper),
+    hook_of_all,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -233,6 +247,8 @@ def _as_it_was() -> Iterator[None]:
     globals().update(SCALE=1.0, scaled=helper)
     torch.set_grad_enabled(True)
     torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    module_file._global_forward_hooks.clear()
 
 
 def recaptures(fast: Any) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import rose_compiler
 from tests.api.loops import Drift
@@ -82,6 +83,7 @@ class Run:
     def __init__(self, net: Net) -> None:
         Net.of_class = vars(decay)["scale"] = 1.0
         self.net, self.sim = net, SyncVectorEnv([Drift, Drift])
+        self.optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
         self.obs = torch.as_tensor(self.sim.reset(seed=1)[0])
         self.actions = torch.zeros(3, 2, 3)
 
@@ -202,3 +204,36 @@ def test_a_number_changed_within_a_call_is_read_anew(
     if kind not in (Steady, Asking):
         assert "may touch anything" in step.explain()
     step.close()
+
+
+def updated(run: Run) -> None:
+    for _ in range(2):
+        obs = run.obs
+        for t in range(3):
+            with torch.no_grad():
+                h = run.net(obs)
+            obs = run.step(t, h)
+        run.optimizer.zero_grad()
+        run.net.layer(obs).pow(2).sum().backward()
+        run.optimizer.step()
+
+
+def test_a_number_that_a_hook_of_all_optimizers_changes_is_read_anew() -> None:
+    runs: list[Run] = []
+
+    def hook(*given: object) -> None:
+        runs[-1].net.noise *= 0.9
+
+    results: list[list[Tensor]] = []
+    handle = register_optimizer_step_post_hook(hook)
+    try:
+        for step in (updated, rose_compiler.compile(updated, tune=False)):
+            runs.append(Run(Noisy()))
+            results.append([])
+            for _ in range(3):
+                step(runs[-1])
+                results[-1].append(runs[-1].actions.clone())
+            runs[-1].sim.close()
+    finally:
+        handle.remove()
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

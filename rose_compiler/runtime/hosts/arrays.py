@@ -167,7 +167,7 @@ def _view(memory: Any, offset: int, layout: Layout) -> Any:
     torch = _torch()
     dtype = getattr(torch, layout.dtype)
     if not layout.size:
-        return torch.empty(layout.shape, dtype=dtype)
+        return torch.empty(layout.shape, dtype=dtype, device="cpu")
     count = layout.size // dtype.itemsize
     flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
     return flat.reshape(layout.shape)
