@@ -145,7 +145,7 @@ class BranchLowering(CallLowering):
         self.contexts = self.entering(inner.contexts)
         self.inlining.append(inner.fn.__code__)
         try:
-            body = [s for s in inner.node.body if not isinstance(s.value, ast.Constant)]  # type: ignore[attr-defined]
+            body = [s for s in inner.node.body if not _is_text(s)]
             pieces = [p for s in body for p in saving.in_two(s, new, named=True)]
             for k, piece in enumerate(pieces):
                 live = liveness.live_in(pieces[k + 1 :], set())
@@ -323,6 +323,11 @@ class BranchLowering(CallLowering):
 
 def _arm(node: ast.If, taken: bool) -> list[ast.stmt]:
     return node.body if taken else node.orelse
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    """Whether a statement is a docstring; ``x = 1`` has a constant, too."""
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def _under(test: str, statement: ast.stmt) -> ast.If:

@@ -20,6 +20,7 @@ class Net(torch.nn.Linear):
         """Writes all files."""
         kept = {"net": self.state_dict(), "more": more}
         torch.save(kept, place)
+        self.kept = True
         torch.save(self, f"{place}.whole")
 
     def now_and_then(self, t, places):
@@ -80,6 +81,7 @@ def test_a_method_that_saves_does_so_under_the_test_that_it_is_called_under() ->
         ("torch.save(saved_2, f'{place}.whole')", "saved_2"),
     ]
     lines = [op_of(n).source[-1].strip() for n in program.nodes() if is_call(n) if op_of(n).source]
+    assert "self.kept = True" in lines
     assert [line for line in lines if "places[t]" in line] == [
         "given = places[t]",
         "net.tell(places[t])",  # what returns something is not entered
