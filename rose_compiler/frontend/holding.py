@@ -10,6 +10,7 @@ import torch.fx as fx
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.frontend.changes import Changes
 from rose_compiler.frontend.numbers import Number, numbers_read
+from rose_compiler.frontend.reachable import hooks_of
 from rose_compiler.frontend.record import Record
 from rose_compiler.frontend.sizes import Vary
 from rose_compiler.frontend.stores import Stores
@@ -18,7 +19,7 @@ from rose_compiler.ir import bodies
 from rose_compiler.ir.deps import Dependences, title
 from rose_compiler.ir.effects import EVERYTHING
 from rose_compiler.ir.ops import BRANCH, LOOP
-from rose_compiler.ir.program import Program, is_call
+from rose_compiler.ir.program import Program, is_call, op_of
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ def hold_numbers(
         return None
     deps = Dependences(program)
     written = {s for graph in program.graphs() for s in written_in(graph, deps)}
-    opaque = _opaque(at, deps)
+    hooked = any(map(hooks_of, record.names.tensors.values()))
+    opaque = _opaque(at, deps, hooked)
     asked = opaque is not None or any(each.simulated for each in numbers)
     stores = _stores(program) if asked else None
     for each in numbers:
@@ -62,29 +64,34 @@ def _why_not(
     return None
 
 
-def _opaque(at: fx.Node, deps: Dependences) -> fx.Node | None:
+def _opaque(at: fx.Node, deps: Dependences, hooked: bool) -> fx.Node | None:
     """What may touch anything and runs between the begin of a call, where numbers are compared, and
-    an operation: in front of it, or in a loop around it."""
+    an operation: in front of it, or in a loop around it. Where tensors are ``hooked``, going
+    backward does."""
     inner: fx.Node | None = at
     while inner is not None:
         around = inner.graph in deps.scope.iteration
         for node in inner.graph.nodes:
             if node is inner and not around:
                 break
-            if any(e.write and e.state == EVERYTHING for e in deps.effects(node)):
-                return _inside(node, deps)
+            if (found := _inside(node, deps, hooked)) is not None:
+                return found
         inner = deps.scope.owner[inner.graph]
     return None
 
 
-def _inside(node: fx.Node, deps: Dependences) -> fx.Node:
-    """The operation in a loop or branch that makes it one that may touch anything."""
-    if is_call(node, LOOP) or is_call(node, BRANCH):
+def _inside(node: fx.Node, deps: Dependences, hooked: bool) -> fx.Node | None:
+    """The operation that may touch anything: a node, or one in the loop or branch that it is."""
+    anything = any(e.write and e.state == EVERYTHING for e in deps.effects(node))
+    if (anything or hooked) and (is_call(node, LOOP) or is_call(node, BRANCH)):
         for graph in bodies.graphs_of(node):
             for each in graph.nodes:
-                if any(e.write and e.state == EVERYTHING for e in deps.effects(each)):
-                    return _inside(each, deps)
-    return node
+                if (found := _inside(each, deps, hooked)) is not None:
+                    return found
+    if anything:
+        return node
+    backward = is_call(node) and "backward" in op_of(node).attributes.get("calls", ())
+    return node if hooked and backward else None
 
 
 def _stores(program: Program) -> Stores | None:

@@ -58,6 +58,12 @@ def field_names(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def hooks_of(tensor: torch.Tensor) -> list[Any]:
+    """What is called when the gradient of a tensor is there."""
+    tables = (tensor._backward_hooks, tensor._post_accumulate_grad_hooks)
+    return [hook for table in tables if table for hook in table.values()]
+
+
 class Reachable:
     """Everything below some objects, walked once; ``attributes`` has the types seen below each."""
 
@@ -72,6 +78,9 @@ class Reachable:
         queue = collections.deque(values)
         while queue and len(self._seen) < MAX_OBJECTS:
             value = queue.popleft()
+            if isinstance(value, torch.Tensor):
+                queue.extend(hooks_of(value))
+                continue
             if isinstance(value, _LEAVES) or id(value) in self._seen:
                 continue
             self._seen[id(value)] = value

@@ -10,6 +10,7 @@ import torch
 from gymnasium.vector import SyncVectorEnv
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 import rose_compiler
 from tests.api.loops import Drift
@@ -218,22 +219,34 @@ def updated(run: Run) -> None:
         run.optimizer.step()
 
 
-def test_a_number_that_a_hook_of_all_optimizers_changes_is_read_anew() -> None:
-    runs: list[Run] = []
+def of_all_optimizers(net: Net, hook: Callable[..., None]) -> RemovableHandle:
+    return register_optimizer_step_post_hook(hook)
 
-    def hook(*given: object) -> None:
-        runs[-1].net.noise *= 0.9
 
+def of_a_parameter(net: Net, hook: Callable[..., None]) -> RemovableHandle:
+    return net.layer.weight.register_hook(hook)
+
+
+def of_a_gradient(net: Net, hook: Callable[..., None]) -> RemovableHandle:
+    return net.layer.weight.register_post_accumulate_grad_hook(hook)
+
+
+@pytest.mark.parametrize("hooked", [of_all_optimizers, of_a_parameter, of_a_gradient])
+def test_a_number_that_a_hook_changes_is_read_anew(hooked: Callable[..., RemovableHandle]) -> None:
     results: list[list[Tensor]] = []
-    handle = register_optimizer_step_post_hook(hook)
-    try:
-        for step in (updated, rose_compiler.compile(updated, tune=False)):
-            runs.append(Run(Noisy()))
-            results.append([])
+    for step in (updated, rose_compiler.compile(updated, tune=False)):
+        run = Run(Noisy())
+
+        def hook(*given: object, net: Net = run.net) -> None:
+            net.late()
+
+        handle = hooked(run.net, hook)
+        results.append([])
+        try:
             for _ in range(3):
-                step(runs[-1])
-                results[-1].append(runs[-1].actions.clone())
-            runs[-1].sim.close()
-    finally:
-        handle.remove()
+                step(run)
+                results[-1].append(run.actions.clone())
+        finally:
+            handle.remove()
+        run.sim.close()
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
