@@ -104,7 +104,7 @@ def _counts(leaf: Tensor) -> tuple[int, int]:
 @functools.cache
 def _alone() -> frozenset[tuple[int, int]]:
     """The counts of a gradient that only its leaf holds."""
-    leaf = torch.zeros(2, requires_grad=True)
+    leaf = torch.zeros(2, device="cpu", requires_grad=True)
     with torch.enable_grad():
         leaf.square().sum().backward()
     return frozenset(_counts(leaf) for _ in range(3))
