@@ -66,6 +66,12 @@ class Changes:
             return True
         if any(k is not None and isinstance(owner, k) for k in kinds):
             return True
+        if value is _ABSENT and _of_class(owner, name):
+            # set for the class, or for who knows what
+            of = isinstance(owner, type)
+            return self.anything or any(
+                k is None or issubclass(k, type) or (of and issubclass(owner, k)) for k in kinds
+            )
         if value is _ABSENT or source.is_user_type(type(owner)):
             return False
         if (type(owner).__module__ or "").split(".")[0] in _CONFIGURATION:
@@ -105,6 +111,16 @@ def _own(owner: Any, name: str) -> Any:
                 return raw
             return _ABSENT if callable(found) else found
     return _ABSENT
+
+
+def _of_class(owner: Any, name: str) -> bool:
+    """Whether an attribute is data of a class of the user's that an object is of, or is itself."""
+    for cls in (owner if isinstance(owner, type) else type(owner)).__mro__:
+        if name in cls.__dict__:
+            raw = cls.__dict__[name]
+            plain = not callable(raw) and not hasattr(type(raw), "__get__")
+            return plain and source.is_user_type(cls)
+    return False
 
 
 def _stays(value: Any) -> bool:

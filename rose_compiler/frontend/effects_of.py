@@ -284,7 +284,7 @@ class Walker(ExpressionWalker):
             for state in self.around.names.part(base.obj, "mode"):
                 self.out.writes.setdefault(self.around.entry(state))
                 self.around.trained.add(state)
-        elif not base.places and base.type is not None and issubclass(base.type, _SHARED):
+        elif base.type is not None and issubclass(base.type, _SHARED):
             if isinstance(base.obj, types.ModuleType) and not is_user_module(base.obj):
                 self.out.reads.setdefault("host")  # a setting of a library's
                 self.out.writes.setdefault("host")

@@ -250,3 +250,52 @@ def test_a_number_that_a_hook_changes_is_read_anew(hooked: Callable[..., Removab
             handle.remove()
         run.sim.close()
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+class Rounds:
+    """How often something is done is an attribute of a class."""
+
+    rounds = 1
+
+    def __init__(self) -> None:
+        self.total = torch.zeros(2)
+
+    @classmethod
+    def turn(cls) -> None:
+        cls.rounds = 3 - cls.rounds
+
+    def turned(self) -> None:
+        type(self).rounds = 3 - self.rounds
+
+
+def by_classmethod(run: Rounds) -> None:
+    for _ in range(2):
+        for _ in range(run.rounds):
+            run.total = run.total * 1.5 + 1
+        run.turn()
+
+
+def by_type(run: Rounds) -> None:
+    for _ in range(2):
+        for _ in range(run.rounds):
+            run.total = run.total * 1.5 + 1
+        run.turned()
+
+
+def by_statement(run: Rounds) -> None:
+    for _ in range(2):
+        for _ in range(run.rounds):
+            run.total = run.total * 1.5 + 1
+        Rounds.rounds = 3 - Rounds.rounds
+
+
+@pytest.mark.parametrize("fn", [by_classmethod, by_type, by_statement])
+def test_what_is_set_for_a_class_is_set_for_its_objects(fn: Callable[[Rounds], None]) -> None:
+    results: list[list[Tensor]] = []
+    for step in (fn, rose_compiler.compile(fn, tune=False)):
+        Rounds.rounds, run = 1, Rounds()
+        results.append([])
+        for _ in range(3):
+            step(run)
+            results[-1].append(run.total)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
