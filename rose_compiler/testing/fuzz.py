@@ -16,6 +16,7 @@ from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
 from rose_compiler.testing import aliasing, functions
+from rose_compiler.testing.check_critics import critics
 from rose_compiler.testing.check_iterations import iterations
 from rose_compiler.testing.check_programs import (
     groups,
@@ -54,6 +55,7 @@ KINDS: dict[str, Check] = {
     "trainings": trainings,
     "streamed": streamed,
     "losses": losses,
+    "critics": critics,
     "hosted": hosted,
     "iterations": iterations,
 }

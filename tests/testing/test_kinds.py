@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from rose_compiler.ir import casts, losses
-from rose_compiler.passes import accumulate, fuse_losses, fusion, hosts, interleave, unswitch
+from rose_compiler.passes import (
+    accumulate,
+    drop_gradients,
+    fuse_losses,
+    fusion,
+    hosts,
+    interleave,
+    unswitch,
+)
 from rose_compiler.runtime import remote
 from rose_compiler.testing.fuzz import fuzz
 
@@ -81,6 +89,19 @@ def casts_that_a_region_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(casts.Casts, "keeps", lambda self, node: False)
 
 
+def the_last_trip_of_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    mended = drop_gradients.backward_without
+
+    def always(loss: Any, *dropped: Any) -> None:
+        mended(loss, *(v for k in range(0, len(dropped), 4) for v in (dropped[k], 0, 2, 1)))
+
+    monkeypatch.setattr(drop_gradients, "backward_without", always)
+
+
+def who_looks_at_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drop_gradients, "_looks", lambda *given: False)
+
+
 @pytest.mark.parametrize(
     ("plant", "kind", "count", "seed"),
     [
@@ -90,6 +111,8 @@ def casts_that_a_region_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
         (work_that_others_wait_for, "updates", 20, 1),
         (a_condition_that_is_overwritten, "updates", 60, 3),
         (what_stands_in_front_of_a_backward, "losses", 30, 1),
+        (the_last_trip_of_a_loop, "critics", 40, 1),
+        (who_looks_at_gradients, "critics", 40, 1),
         (who_goes_on_recording, "losses", 8, 14),
         (versions_of_buffers_that_others_write, "groups", 10, 1),
         (what_stands_between_two_loops, "groups", 20, 1),

@@ -51,6 +51,7 @@ SUITE: dict[str, tuple[int, dict[str, int]]] = {
     "trainings": (8, {"hoist": 1, "late": 1}),
     "streamed": (6, {"streams": 6}),
     "losses": (9, {"fuse": 3}),
+    "critics": (20, {"drop_gradients": 5}),
     "hosted": (8, {"hosts": 2}),
     "iterations": (4, {"interleave": 1, "late": 1}),
 }
@@ -60,6 +61,7 @@ SHARES: dict[str, dict[str, int]] = {
     "references": {"interleave": 30},
     "recurrences": {"scan": 80},
     "losses": {"fuse": 40},
+    "critics": {"drop_gradients": 20},
     "hosted": {"hosts": 50},
 }
 FEATURES: dict[str, tuple[str, ...]] = {
@@ -76,6 +78,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "recurrences": ("for", "indexed store"),
     "trainings": ("for", "if", "loop in a loop", "attribute store", "in-place operator"),
     "streamed": ("for", "indexed store"),
+    "critics": ("for", "if", "call"),
     "losses": ("for", "in-place operator", "call", "fused", "fused alone", "blocked"),
     "hosted": ("for", "if", "call"),
     "iterations": ("for", "with", "attribute store", "indexed store", "call"),
