@@ -27,6 +27,7 @@ from rose_compiler.frontend.effects_val import (
 )
 from rose_compiler.frontend.scalar import is_scalar
 from rose_compiler.frontend.source import is_user_type
+from rose_compiler.ir.effects import OUTSIDE
 
 if TYPE_CHECKING:
     from rose_compiler.frontend.effects_of import Surroundings
@@ -320,6 +321,8 @@ class ExpressionWalker:
         if fixed and (inspect.isroutine(value) or isinstance(value, type) or not base.places):
             return Val(frozenset(), value, type(value))
         if not fixed:
+            if not written and isinstance(base.obj, type):  # no state: whoever sets it is unknown
+                self.out.reads.setdefault(f"@{OUTSIDE}.{base.obj.__name__}_{name}")
             for place in written:  # which object it is, is read here
                 self.out.reads.setdefault(place)
             if value is None:

@@ -289,7 +289,14 @@ def by_statement(run: Rounds) -> None:
         Rounds.rounds = 3 - Rounds.rounds
 
 
-@pytest.mark.parametrize("fn", [by_classmethod, by_type, by_statement])
+def of_the_class(run: Rounds) -> None:
+    for _ in range(2):
+        for _ in range(Rounds.rounds):
+            run.total = run.total * 1.5 + 1
+        run.turn()
+
+
+@pytest.mark.parametrize("fn", [by_classmethod, by_type, by_statement, of_the_class])
 def test_what_is_set_for_a_class_is_set_for_its_objects(fn: Callable[[Rounds], None]) -> None:
     results: list[list[Tensor]] = []
     for step in (fn, rose_compiler.compile(fn, tune=False)):
