@@ -1,4 +1,4 @@
-"""The command line: ``rose-compiler``, or ``python -m rose_compiler.cli``."""
+"""The command line: ``rose-compiler``, or ``python -m rose_compiler``."""
 
 from __future__ import annotations
 

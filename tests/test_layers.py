@@ -27,7 +27,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "sim": ("base", "runtime.hosts"),
 }
 #: These may import every layer. The empty name is the package's own __init__.
-EVERYTHING = ("", "api", "cli", "testing")
+EVERYTHING = ("", "__main__", "api", "cli", "testing")
 
 #: layer -> packages outside the standard library it may import. Layers not named may import any.
 THIRD_PARTY: dict[str, tuple[str, ...]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -207,6 +208,16 @@ def test_as_a_module_it_finds_codes_of_all_parts_and_colors_nothing_in_a_pipe() 
     assert done.returncode == 0, done.stderr
     assert "RuntimeFault" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_the_package_is_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["rose_compiler", "explain", "sim-order"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("rose_compiler", run_name="__main__")
+    assert ended.value.code == 0
+    assert "RuntimeFault" in capsys.readouterr().out
 
 
 def test_messages_go_to_standard_error() -> None:
