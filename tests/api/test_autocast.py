@@ -41,12 +41,21 @@ def written(envs: Any, net: Any, opt: Any, obs: Tensor) -> Any:
     return obs, seen
 
 
+def updated(opt: Any, loss: Tensor) -> None:
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+
+
+def moved(envs: Any, h: Tensor) -> Tensor:
+    obs, _, _, _, _ = envs.step(h.detach().float().numpy())
+    return torch.as_tensor(obs, dtype=torch.float32)
+
+
 def stepped(net: Any, opt: Any, x: Tensor) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = net(x).float().pow(2).mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        updated(opt, loss)
 
 
 def inlined(envs: Any, net: Any, opt: Any, obs: Tensor) -> Any:
@@ -57,14 +66,8 @@ def inlined(envs: Any, net: Any, opt: Any, obs: Tensor) -> Any:
         h = half(net, obs)
         seen.append(h.detach().float().sum())
         seen.append(decorated(net, obs).detach().float().sum())
-        obs, _, _, _, _ = envs.step(h.detach().float().numpy())
-        obs = torch.as_tensor(obs, dtype=torch.float32)
+        obs = moved(envs, h)
     return obs, seen
-
-
-def moved(envs: Any, h: Tensor) -> Tensor:
-    obs, _, _, _, _ = envs.step(h.detach().float().numpy())
-    return torch.as_tensor(obs, dtype=torch.float32)
 
 
 def twice(envs: Any, net: Any, opt: Any, obs: Tensor) -> Any:
@@ -74,9 +77,7 @@ def twice(envs: Any, net: Any, opt: Any, obs: Tensor) -> Any:
             a = net(obs)
             b = net(obs * 0.37)
             loss = a.float().pow(2).mean() + b.float().abs().mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        updated(opt, loss)
         seen.append(loss.detach())
         obs = moved(envs, a)
     return obs, seen
@@ -88,9 +89,7 @@ def stale(envs: Any, net: Any, opt: Any, obs: Tensor) -> Any:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             a = net(obs)
             loss = a.float().pow(2).mean()
-            opt.zero_grad()
-            loss.backward()
-            opt.step()
+            updated(opt, loss)
             b = net(obs)
         seen.append(b.detach().float().sum())
         obs = moved(envs, b)
@@ -103,9 +102,7 @@ def around(envs: Any, net: Any, opt: Any, obs: Tensor) -> Any:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             for k in range(3):
                 loss = (net(obs).float() - 0.1 * k).pow(2).mean()
-                opt.zero_grad()
-                loss.backward()
-                opt.step()
+                updated(opt, loss)
                 seen.append(loss.detach())
             h = net(obs)
         obs = moved(envs, h)
@@ -119,9 +116,7 @@ def short(envs: Any, net: Any, opt: Any, obs: Tensor) -> Any:
         for k in range(3):
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 loss = loss + net(obs * (k + 1)).float().pow(2).mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        updated(opt, loss)
         seen.append(loss.detach())
         obs = moved(envs, half(net, obs))
     return obs, seen
@@ -140,9 +135,7 @@ def late(envs: Any, net: Any, opt: Any, obs: Tensor) -> Any:
                 b = net(moved(envs, a))
                 loss = loss + b.float().abs().mean()
                 _heapq.heappush(HEAP, 0.0)
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        updated(opt, loss)
         net.updates += 1
         seen.append(loss.detach())
         obs = moved(envs, a)

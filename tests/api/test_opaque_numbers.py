@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -92,6 +93,11 @@ class Run:
         self.actions[t] = h
         return torch.as_tensor(self.sim.step(torch.tanh(h).numpy())[0])
 
+    def act(self, t: int, obs: Tensor) -> Tensor:
+        with torch.no_grad():
+            h = self.net(obs)
+        return self.step(t, h)
+
 
 def by_name(run: Run) -> None:
     obs = run.obs
@@ -105,18 +111,14 @@ def by_name(run: Run) -> None:
 def aside(run: Run) -> None:
     obs = run.obs
     for t in range(3):
-        with torch.no_grad():
-            h = run.net(obs)
-        obs = run.step(t, h)
+        obs = run.act(t, obs)
         next(map(operator.methodcaller("as" + "ide"), [run.net]), None)
 
 
 def late(run: Run) -> None:
     obs = run.obs
     for t in range(3):
-        with torch.no_grad():
-            h = run.net(obs)
-        obs = run.step(t, h)
+        obs = run.act(t, obs)
         operator.methodcaller("late")(run.net)
 
 
@@ -124,17 +126,13 @@ def in_front(run: Run) -> None:
     operator.methodcaller("anneal")(run.net)
     obs = run.obs
     for t in range(3):
-        with torch.no_grad():
-            h = run.net(obs)
-        obs = run.step(t, h)
+        obs = run.act(t, obs)
 
 
 def as_text(run: Run) -> None:
     obs = run.obs
     for t in range(3):
-        with torch.no_grad():
-            h = run.net(obs)
-        obs = run.step(t, h)
+        obs = run.act(t, obs)
         shrink_item(run.net)
 
 
@@ -145,18 +143,14 @@ def shrink_item(net: Net) -> None:
 def of_class(run: Run) -> None:
     obs = run.obs
     for t in range(3):
-        with torch.no_grad():
-            h = run.net(obs)
-        obs = run.step(t, h)
+        obs = run.act(t, obs)
         Net.of_class *= 0.9
 
 
 def of_function(run: Run) -> None:
     obs = run.obs
     for t in range(3):
-        with torch.no_grad():
-            h = run.net(obs)
-        obs = run.step(t, h)
+        obs = run.act(t, obs)
         decay.scale *= decay()  # type: ignore[attr-defined]
 
 
@@ -168,9 +162,7 @@ def counted(run: Run) -> None:
     obs = run.obs
     for _ in range(2):
         for t in range(run.net.rounds):
-            with torch.no_grad():
-                h = run.net(obs)
-            obs = run.step(t, h)
+            obs = run.act(t, obs)
         operator.methodcaller("more")(run.net)
 
 
@@ -186,19 +178,30 @@ CASES = [
 ]
 
 
+def three_calls(step: Callable[[Any], None], run: Any, of: Callable[[Any], Tensor]) -> list[Tensor]:
+    """What is seen of a run after each of them."""
+    found = []
+    for _ in range(3):
+        step(run)
+        found.append(of(run).clone())
+    return found
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
 @pytest.mark.parametrize(("fn", "kind"), [*CASES, (late, Steady), (late, Asking)])
 def test_a_number_changed_within_a_call_is_read_anew(
     fn: Callable[[Run], None], kind: type[Net]
 ) -> None:
-    results: list[list[Tensor]] = []
-    for wrap in (lambda f: f, lambda f: rose_compiler.compile(f, tune=False)):
-        run, step = Run(kind()), wrap(fn)
-        results.append([])
-        for _ in range(3):
-            step(run)
-            results[-1].append(run.actions.clone())
+    step = rose_compiler.compile(fn, tune=False)
+    results = []
+    for each in (fn, step):
+        run = Run(kind())
+        results.append(three_calls(each, run, lambda run: run.actions))
         run.sim.close()
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert same(*results)
     # no code within reach stores anything under this name
     assert ('kind="graph"' in step.history[-1][1]) == (kind in (Steady, Asking))
     assert not [r.why for r in step._log if r.code == "re-captured"]
@@ -211,9 +214,7 @@ def updated(run: Run) -> None:
     for _ in range(2):
         obs = run.obs
         for t in range(3):
-            with torch.no_grad():
-                h = run.net(obs)
-            obs = run.step(t, h)
+            obs = run.act(t, obs)
         run.optimizer.zero_grad()
         run.net.layer(obs).pow(2).sum().backward()
         run.optimizer.step()
@@ -233,7 +234,7 @@ def of_a_gradient(net: Net, hook: Callable[..., None]) -> RemovableHandle:
 
 @pytest.mark.parametrize("hooked", [of_all_optimizers, of_a_parameter, of_a_gradient])
 def test_a_number_that_a_hook_changes_is_read_anew(hooked: Callable[..., RemovableHandle]) -> None:
-    results: list[list[Tensor]] = []
+    results = []
     for step in (updated, rose_compiler.compile(updated, tune=False)):
         run = Run(Noisy())
 
@@ -241,15 +242,12 @@ def test_a_number_that_a_hook_changes_is_read_anew(hooked: Callable[..., Removab
             net.late()
 
         handle = hooked(run.net, hook)
-        results.append([])
         try:
-            for _ in range(3):
-                step(run)
-                results[-1].append(run.actions.clone())
+            results.append(three_calls(step, run, lambda run: run.actions))
         finally:
             handle.remove()
         run.sim.close()
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert same(*results)
 
 
 class Rounds:
@@ -259,6 +257,9 @@ class Rounds:
 
     def __init__(self) -> None:
         self.total = torch.zeros(2)
+
+    def add(self) -> None:
+        self.total = self.total * 1.5 + 1
 
     @classmethod
     def turn(cls) -> None:
@@ -271,38 +272,35 @@ class Rounds:
 def by_classmethod(run: Rounds) -> None:
     for _ in range(2):
         for _ in range(run.rounds):
-            run.total = run.total * 1.5 + 1
+            run.add()
         run.turn()
 
 
 def by_type(run: Rounds) -> None:
     for _ in range(2):
         for _ in range(run.rounds):
-            run.total = run.total * 1.5 + 1
+            run.add()
         run.turned()
 
 
 def by_statement(run: Rounds) -> None:
     for _ in range(2):
         for _ in range(run.rounds):
-            run.total = run.total * 1.5 + 1
+            run.add()
         Rounds.rounds = 3 - Rounds.rounds
 
 
 def of_the_class(run: Rounds) -> None:
     for _ in range(2):
         for _ in range(Rounds.rounds):
-            run.total = run.total * 1.5 + 1
+            run.add()
         run.turn()
 
 
 @pytest.mark.parametrize("fn", [by_classmethod, by_type, by_statement, of_the_class])
 def test_what_is_set_for_a_class_is_set_for_its_objects(fn: Callable[[Rounds], None]) -> None:
-    results: list[list[Tensor]] = []
+    results = []
     for step in (fn, rose_compiler.compile(fn, tune=False)):
-        Rounds.rounds, run = 1, Rounds()
-        results.append([])
-        for _ in range(3):
-            step(run)
-            results[-1].append(run.total)
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+        Rounds.rounds = 1
+        results.append(three_calls(step, Rounds(), lambda run: run.total))
+    assert same(*results)

@@ -41,6 +41,14 @@ def train_critic(agent: Agent, obs: Tensor) -> None:
     agent.critic_opt.step()
 
 
+def train_actor(agent: Agent, obs: Tensor) -> None:
+    """The actor's update, which adds to the critic's gradients."""
+    loss = -agent.value(obs).mean()
+    agent.actor_opt.zero_grad()
+    loss.backward()
+    agent.actor_opt.step()
+
+
 def plain(agent: Agent, obs: Tensor, trips: int) -> None:
     for k in range(trips):
         train_critic(agent, obs + k)
@@ -54,27 +62,18 @@ def delayed(agent: Agent, obs: Tensor, trips: int) -> None:
     for k in range(trips):
         train_critic(agent, obs + k)
         if k % 2 == 0:
-            loss = -agent.value(obs + k).mean()
-            agent.actor_opt.zero_grad()
-            loss.backward()
-            agent.actor_opt.step()
+            train_actor(agent, obs + k)
 
 
 def downwards(agent: Agent, obs: Tensor, trips: int) -> None:
     for k in range(2 * trips, 0, -2):
         train_critic(agent, obs + k)
-        loss = -agent.value(obs + k).mean()
-        agent.actor_opt.zero_grad()
-        loss.backward()
-        agent.actor_opt.step()
+        train_actor(agent, obs + k)
 
 
 def at_once(agent: Agent, obs: Tensor, trips: int) -> None:
     for k in range(trips):
-        loss = -agent.value(obs + k).mean()
-        agent.actor_opt.zero_grad()
-        loss.backward()
-        agent.actor_opt.step()
+        train_actor(agent, obs + k)
         train_critic(agent, obs + k)
 
 
@@ -93,20 +92,14 @@ def looked_at(agent: Agent, obs: Tensor, trips: int) -> None:
     for k in range(trips):
         agent.seen.append(agent.critic.weight.grad.clone() if k else obs)
         train_critic(agent, obs + k)
-        loss = -agent.value(obs + k).mean()
-        agent.actor_opt.zero_grad()
-        loss.backward()
-        agent.actor_opt.step()
+        train_actor(agent, obs + k)
 
 
 def seldom(agent: Agent, obs: Tensor, trips: int) -> None:
     for k in range(trips):
         if k % 3 == 1:
             agent.critic_opt.zero_grad()
-        loss = -agent.value(obs + k).mean()
-        agent.actor_opt.zero_grad()
-        loss.backward()
-        agent.actor_opt.step()
+        train_actor(agent, obs + k)
         agent.critic_opt.step()
 
 
@@ -124,26 +117,17 @@ def stopped(agent: Agent, obs: Tensor, trips: int) -> None:
 def to_zero(agent: Agent, obs: Tensor, trips: int) -> None:
     for k in range(trips):
         agent.critic_opt.zero_grad(set_to_none=False)
-        loss = -agent.value(obs + k).mean()
-        agent.actor_opt.zero_grad()
-        loss.backward()
-        agent.actor_opt.step()
+        train_actor(agent, obs + k)
 
 
 def once(agent: Agent, obs: Tensor, trips: int) -> None:
     train_critic(agent, obs)
-    loss = -agent.value(obs).mean()
-    agent.actor_opt.zero_grad()
-    loss.backward()
-    agent.actor_opt.step()
+    train_actor(agent, obs)
 
 
 def left_between(agent: Agent, obs: Tensor, trips: int) -> None:
     for k in range(trips):
-        loss = -agent.value(obs + k).mean()
-        agent.actor_opt.zero_grad()
-        loss.backward()
-        agent.actor_opt.step()
+        train_actor(agent, obs + k)
         if k == 2:
             break
         train_critic(agent, obs + k)
@@ -162,10 +146,7 @@ def held(agent: Agent, obs: Tensor, trips: int) -> None:
     for k in range(trips):
         train_critic(agent, obs + k)
         agent.seen.append(agent.critic.weight.grad)
-        loss = -agent.value(obs + k).mean()
-        agent.actor_opt.zero_grad()
-        loss.backward()
-        agent.actor_opt.step()
+        train_actor(agent, obs + k)
 
 
 Loop = Callable[[Agent, Tensor, int], None]
