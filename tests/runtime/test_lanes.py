@@ -15,6 +15,7 @@ from rose_compiler.base.errors import HostTimeout
 from rose_compiler.base.spanlog import SpanLog
 from rose_compiler.runtime.lanes import InlineLane, Lane, Skipped, ThreadLane
 from rose_compiler.runtime.remote import HostLane, ShardLane
+from tests.awake import until, within
 
 
 def rose_threads() -> list[threading.Thread]:
@@ -26,10 +27,7 @@ def _nothing_left() -> Any:
     before = set(rose_threads())
     yield
     gc.collect()
-    deadline = time.monotonic() + 5
-    while set(rose_threads()) - before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert set(rose_threads()) <= before
+    assert until(lambda: set(rose_threads()) <= before, pause=0.01)
 
 
 class Shard:
@@ -246,9 +244,8 @@ def test_a_step_that_hangs_is_left_after_a_while() -> None:
     lane, shard, release = ShardLane("shard:0"), Shard(True), threading.Event()
     shard.step_wait = lambda: release.wait() and 5  # type: ignore[assignment, return-value]
     lane.step(0, shard, 1)
-    start = time.monotonic()
-    assert not lane.settle(0.05)
-    assert time.monotonic() - start < 2
+    with within(2):
+        assert not lane.settle(0.05)
     lane.abandon()
     lane.close()  # waits for nothing
     release.set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -16,6 +15,7 @@ import torch
 from rose_compiler.runtime import openmp
 from rose_compiler.runtime.hosts.thread import ThreadHost
 from rose_compiler.runtime.lanes import ThreadLane
+from tests.awake import until
 
 pytestmark = pytest.mark.skipif(
     "libgomp" not in Path("/proc/self/maps").read_text()
@@ -69,9 +69,7 @@ def test_a_thread_without_work_keeps_no_pool(make: Any) -> None:
         before = natives()
         for _ in range(2):  # whoever has rested works again
             assert run() == before + 1
-            deadline = time.monotonic() + 5
-            while natives() > before and time.monotonic() < deadline:
-                time.sleep(0.005)
+            until(lambda: natives() <= before, pause=0.005)
             assert natives() == before
     finally:
         owner.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from sim_envs import Faulty
 from rose_compiler.base.errors import RuntimeFault
 from rose_compiler.sim import ShardedEnv
 from rose_compiler.sim.process_shard import ProcessShard
+from tests.awake import until
 
 HOSTS = ("inline", "thread", "process")
 ACTIONS = np.zeros((3, 2), np.float32)
@@ -34,22 +34,15 @@ def pids(env: ShardedEnv) -> list[int]:
 
 
 def gone(pid: int, within: float = 5.0) -> bool:
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        if not Path(f"/proc/{pid}").exists():
-            return True
-        time.sleep(0.02)
-    return False
+    return until(lambda: not Path(f"/proc/{pid}").exists(), within)
 
 
 def threads_left(within: float = 5.0) -> list[str]:
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        left = [t.name for t in threading.enumerate() if t.name.startswith("rose-shard")]
-        if not left:
-            return []
-        time.sleep(0.02)
-    return left
+    def left() -> list[str]:
+        return [t.name for t in threading.enumerate() if t.name.startswith("rose-shard")]
+
+    until(lambda: not left(), within)
+    return left()
 
 
 def assert_let_go(env: ShardedEnv) -> None:

@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import threading
-import time
 from functools import partial
 from typing import Any
 
@@ -21,6 +20,7 @@ from sim_equal import assert_same
 from rose_compiler.base.errors import HostDied, HostTimeout, RuntimeFault
 from rose_compiler.runtime.remote import ShardLane
 from rose_compiler.sim import ShardedEnv
+from tests.awake import within
 
 
 @pytest.mark.parametrize("hosts", HOSTS)
@@ -127,10 +127,8 @@ def test_a_worker_lost_before_the_first_reset() -> None:
 @pytest.mark.parametrize(("how", "said"), [("kill", "SIGKILL"), ("exit", "status 3")])
 def test_a_worker_that_ends_in_a_step(how: str, said: str) -> None:
     env = faulty(how, "process")
-    start = time.monotonic()
-    with pytest.raises(HostDied, match=said):
+    with within(5), pytest.raises(HostDied, match=said):
         env.step(ACTIONS)
-    assert time.monotonic() - start < 5
     assert_let_go(env)
     assert_lost(env, said)
 
@@ -148,10 +146,8 @@ def test_a_step_that_hangs(hosts: Any) -> None:
     fns = [partial(Faulty, "none", 0), partial(Slow, 3.0)]
     env = ShardedEnv.split(fns, shards=2, hosts=hosts, timeout=0.5)
     env.reset(seed=0)
-    start = time.monotonic()
-    with pytest.raises(HostTimeout, match=r"'shard 1'.*step\(\)"):
+    with within(4), pytest.raises(HostTimeout, match=r"'shard 1'.*step\(\)"):
         env.step(ACTIONS[:2])
-    assert time.monotonic() - start < 4
     with pytest.raises(RuntimeFault, match="its simulator is lost"):
         env.step(ACTIONS[:2])
     assert all(gone(pid) for pid in pids(env))

@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from failing import HOSTS, gone
+
+from tests.awake import within
 
 SCRIPT = """
 import os, sys, time
@@ -30,6 +31,7 @@ class Robot(gymnasium.Env):
         if action[0] > 0.5:
             raise Fallen("down")
         if action[0] < -0.5:
+            os.write(1, b"stepping\\n")
             time.sleep(60)
         return np.ones(2, np.float32), 1.0, False, False, {"pid": os.getpid()}
     def close(self):
@@ -97,11 +99,11 @@ except Exception as error:
     print(type(error).__name__, flush=True)
 """
     process, workers = start(hosts, rest, tmp_path)
-    time.sleep(0.5)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "stepping\n"
     os.killpg(process.pid, signal.SIGINT)
-    began = time.monotonic()
-    out, err = finish(process)
-    assert time.monotonic() - began < 8
+    with within(8):
+        out, err = finish(process)
     assert out.replace("closed\n", "") == "interrupted\nRuntimeFault\n"
     assert err == ""
     if hosts == "process":
@@ -110,7 +112,8 @@ except Exception as error:
 
 def test_workers_die_with_a_killed_parent(tmp_path: Path) -> None:
     process, workers = start("process", "env.step(-np.ones((2, 1), np.float32))", tmp_path)
-    time.sleep(0.3)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "stepping\n"
     process.kill()
     process.wait()
     assert all(gone(pid) for pid in workers)
