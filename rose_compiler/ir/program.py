@@ -222,9 +222,11 @@ class Program:
 def children(module: fx.GraphModule) -> Iterator[tuple[fx.Node, fx.GraphModule]]:
     """The bodies directly below a graph, with the node each belongs to."""
     for node in module.graph.nodes:
-        if is_call(node, LOOP):
+        if node.op != "call_function":
+            continue
+        if node.target is LOOP:
             yield node, LoopView(node).body
-        elif is_call(node, BRANCH):
+        elif node.target is BRANCH:
             yield node, BranchView(node).then
             yield node, BranchView(node).orelse
 
