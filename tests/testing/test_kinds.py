@@ -117,7 +117,7 @@ def who_looks_at_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
         (versions_of_buffers_that_others_write, "groups", 10, 1),
         (what_stands_between_two_loops, "groups", 20, 1),
         (a_dependence_that_fusing_turns_round, "references", 40, 1),
-        (loops_of_any_shape, "references", 80, 1),
+        (loops_of_any_shape, "references", 20, 2),
         (loops_of_other_trips, "references", 40, 1),
         (casts_that_a_region_keeps, "aliasing", 60, 1),
     ],
