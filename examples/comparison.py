@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,12 @@ class Curve:
     returns: list[list[float]] = field(default_factory=list)
     settled: float | None = None  # seconds after which the schedule was chosen
 
-    def points(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Environment steps, seconds, mean and deviation of the returns, where episodes ended."""
+    def points(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Environment steps, seconds and mean of the returns, where episodes ended."""
         ended = [i for i, returns in enumerate(self.returns) if returns]
         steps = np.array([(i + 1) * self.steps_per_iteration for i in ended])
         means = np.array([np.mean(self.returns[i]) for i in ended])
-        spread = np.array([np.std(self.returns[i]) for i in ended])
-        return steps, np.array(self.seconds)[ended], means, spread
+        return steps, np.array(self.seconds)[ended], means
 
 
 def print_program(console: Console, title: str, text: str, note: str) -> None:
@@ -175,30 +174,32 @@ def compare(
     return table, notes
 
 
-def draw(curves: Mapping[str, Curve], episode: int, title: str, path: Path) -> None:
-    """Learning curves against environment steps and against wall time, side by side."""
+def draw(curves: Mapping[str, Sequence[Curve]], episode: int, title: str, path: Path) -> None:
+    """Learning curves against environment steps and against wall time, side by side.
+
+    `curves` are the trainings of each name, a seed each, as long as each other. The time is that
+    of the first one, in which schedules are tried.
+    """
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True, layout="constrained")
-    # the first one wide and pale, so that it shows where the second one runs over it
-    styles = ({"color": "tab:gray", "lw": 5, "alpha": 0.5}, {"color": "tab:red", "lw": 1.3})
-    for (name, curve), style in zip(curves.items(), styles, strict=True):
-        steps, seconds, mean, spread = curve.points()
+    styles = ({"color": "tab:gray"}, {"color": "tab:red"})
+    for (name, seeds), style in zip(curves.items(), styles, strict=True):
+        steps, seconds, _ = seeds[0].points()
+        # episodes of all seeds end in the same iterations, as they are only ever truncated
+        returns = np.stack([curve.points()[2] for curve in seeds])
         for axis, x in ((left, steps / 1000), (right, seconds)):
-            low, high = mean - spread, mean + spread
-            axis.fill_between(x, low, high, color=style["color"], alpha=0.12, lw=0)
-            axis.plot(x, mean, marker=".", label=name, **style)
-        if curve.settled is not None:
-            right.axvspan(
-                0, curve.settled, color=style["color"], alpha=0.06, lw=0, label="schedules tried"
-            )
+            axis.fill_between(x, returns.min(0), returns.max(0), alpha=0.15, lw=0, **style)
+            axis.plot(x, returns.T, lw=0.5, alpha=0.6, **style)
+            axis.plot(x, returns.mean(0), lw=2, label=name, **style)
+        if seeds[0].settled is not None:
+            right.axvspan(0, seeds[0].settled, alpha=0.06, lw=0, label="schedules tried", **style)
     left.set_xlabel("environment steps (thousands)")
-    right.set_xlabel("wall time (s), tuning included")
-    left.set_ylabel(f"return of an episode of {episode} steps\n(mean and deviation)")
+    right.set_xlabel("wall time of the first seed (s), tuning included")
+    left.set_ylabel(f"return of an episode of {episode} steps")
     for axis in (left, right):
         axis.set_xlim(left=0)
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    left.legend(loc="upper left", frameon=False)
-    right.legend(loc="upper left", frameon=False)
+        axis.legend(loc="upper left", frameon=False)
     figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=140)
     plt.close(figure)

@@ -1,10 +1,10 @@
 """PPO on HalfCheetah in MuJoCo, trained as written and compiled, then compared.
 
-    python examples/ppo_mujoco.py [--iterations N] [--seed S] [--out curves.png]
+    python examples/ppo_mujoco.py [--iterations N] [--seed S] [--seeds K] [--out curves.png]
                                   [--numerics bitwise] [--quick]
 
 What a researcher would write ends with `iteration`; `compile` is called once, in `main`. Measuring,
-printing and the picture are in comparison.py beside this file. About three minutes on two cores.
+printing and the picture are in comparison.py beside this file. Under five minutes on two cores.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def train(label: str, fn: Callable[..., Any], run: Run, iterations: int, console
     steps = run.cfg.num_steps * run.cfg.num_envs
     curve = Curve(steps)
     bar = Progress(
-        TextColumn(f"{label:<9}"),
+        TextColumn(f"{label:<16}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -355,17 +355,18 @@ def measure(eager: Run, compiled: Run, fast: Any, cfg: Config, effort: Effort) -
 def main(argv: list[str] | None = None) -> None:
     """Train eager, train compiled, show what was done and compare."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--iterations", type=int, default=None, help="of either training (100)")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--iterations", type=int, default=None, help="of each training (60)")
+    parser.add_argument("--seed", type=int, default=1, help="the first one")
+    parser.add_argument("--seeds", type=int, default=None, help="trainings of either kind (3)")
     parser.add_argument("--out", type=Path, default=Path("out/ppo_mujoco.png"), help="the picture")
     parser.add_argument("--numerics", default="close", help="or bitwise: both learn in step")
     parser.add_argument("--quick", action="store_true", help="small and short: does it run?")
     args = parser.parse_args(argv)
-    cfg, effort, iterations = Config(), Effort(), args.iterations or 100
+    cfg, effort, iterations, seeds = Config(), Effort(), args.iterations or 60, args.seeds or 3
     if args.quick:
         cfg = replace(cfg, num_envs=8, num_steps=16, hidden=64, minibatch=64, episode=20)
         effort = Effort(2, trial=0.05, capacity_repeats=1, capacity_seconds=0.3, capacity_retries=0)
-        iterations = args.iterations or 12
+        iterations, seeds = args.iterations or 12, args.seeds or 1
     console = Console(width=max(100, Console().width))
     console.print(
         f"PPO on HalfCheetah-v5: {cfg.num_envs} environments in {cfg.shards} processes, "
@@ -374,17 +375,29 @@ def main(argv: list[str] | None = None) -> None:
     )
 
     fast = rose_compiler.compile(iteration, numerics=args.numerics)
-    with closing(fast), closing(Run.start(cfg, args.seed)) as eager, ExitStack() as stack:
-        curves = {"eager": train("eager", iteration, eager, iterations, console)}
+    with closing(fast), ExitStack() as stack:
 
+        def learn(name: str, fn: Callable[..., Any], run: Run, seed: int) -> None:
+            curve = train(f"{name}, seed {seed}", fn, run, iterations, console)
+            curves.setdefault(name, []).append(curve)
+
+        curves: dict[str, list[Curve]] = {}
+        eager = stack.enter_context(closing(Run.start(cfg, args.seed)))
+        learn("eager", iteration, eager, args.seed)
         compiled = stack.enter_context(closing(Run.start(cfg, args.seed)))
-        curves["compiled"] = train("compiled", fast, compiled, iterations, console)
+        learn("compiled", fast, compiled, args.seed)
         with console.status("tuning has not ended yet: training on"):
             settle(fast, compiled, 5.0 if args.quick else 60.0)
+        for seed in range(args.seed + 1, args.seed + seeds):
+            for name, fn in (("eager", iteration), ("compiled", fast)):
+                with closing(Run.start(cfg, seed)) as run:
+                    learn(name, fn, run, seed)
 
         show(fast, console)
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        title = f"PPO on HalfCheetah-v5, {cfg.num_envs} environments, seed {args.seed}"
+        title = (
+            f"PPO on HalfCheetah-v5, {cfg.num_envs} environments, mean and range of {seeds} seeds"
+        )
         draw(curves, cfg.episode, title, args.out)
         console.rule("steps/s", align="left")
         with console.status("measuring both trainings in alternation"):
@@ -393,7 +406,10 @@ def main(argv: list[str] | None = None) -> None:
         console.print(notes, markup=False, highlight=False, soft_wrap=True)
         console.print(f"Learning curves: {args.out}", highlight=False)
         if args.numerics == "close":
-            console.print("They part once rounding has grown; with --numerics bitwise they don't.")
+            console.print(
+                "Curves of a seed part once rounding has grown, as far as those of two seeds do; "
+                "with --numerics bitwise they don't."
+            )
 
 
 if __name__ == "__main__":

@@ -49,7 +49,17 @@ def descendants(marker: str) -> list[str]:
 
 @pytest.mark.timeout(300)
 def test_ppo_mujoco(tmp_path: Path) -> None:
-    printed = run("ppo_mujoco.py", tmp_path, "--quick", "--out", "curves.png")
+    printed = run(
+        "ppo_mujoco.py",
+        tmp_path,
+        "--quick",
+        "--seeds",
+        "2",
+        "--iterations",
+        "8",
+        "--out",
+        "curves.png",
+    )
     for part in (
         "captured: the rollout",
         "stepped = env_step(",
@@ -62,6 +72,8 @@ def test_ppo_mujoco(tmp_path: Path) -> None:
         assert part in printed, part
     for row in ("E0", "E1", "compiled", "bound"):
         assert re.search(rf"│ {row} +│ +[\d,]+ │", printed), f"no row {row}\n{printed[-3000:]}"
+    for training in ("eager, seed 1", "compiled, seed 1", "eager, seed 2", "compiled, seed 2"):
+        assert training in printed
     picture = (tmp_path / "curves.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert len(picture) > 20_000
