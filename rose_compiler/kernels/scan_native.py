@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from struct import pack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -114,19 +115,20 @@ class _Kernel:
         columns: list[torch.Tensor],
         first: list[torch.Tensor | None],
         last: list[torch.Tensor],
-        numbers: list[float],
+        numbers: bytes,
         *,
         size: int,
         whole: bool = True,
     ) -> None:
         """Run the function over the first ``size`` columns, by one thread unless they are the
         ``whole``: addresses of inputs with rows and the distances of rows, values by column,
-        carried values in front and behind, numbers; part by part."""
+        carried values in front and behind, numbers as doubles; part by part."""
         given = [*rows, *strides, *(t.data_ptr() for t in columns)]
         given += [0 if t is None else t.data_ptr() for t in first]
         given += [t.data_ptr() for t in last]
         given += self.spans
-        handed = (ctypes.c_long * len(given))(*given), (ctypes.c_double * len(numbers))(*numbers)
+        # made anew in each call: several threads may be in it
+        handed = pack(f"{len(given)}l", *given), numbers
         most = _shared(size, self.trips) if whole else 1
         if most == 1:
             self.function(*handed, size, BLOCK if whole else PROVEN, 1, None)
@@ -330,7 +332,8 @@ def _tried(
     ]
     made = [torch.empty(size, dtype=first.dtype, device="cpu") for _ in range(first.of.handed)]
     at, strides = [r.data_ptr() for r in rows], [r.stride(0) for r in rows]
-    kernel.call(at, strides, columns, began, made, numbers, size=size, whole=False)
+    doubles = pack(f"{len(numbers)}d", *numbers)
+    kernel.call(at, strides, columns, began, made, doubles, size=size, whole=False)
     return made
 
 

@@ -31,12 +31,13 @@ def proven(seen: list[Recurrence]) -> Recurrence:
 def test_later_calls_do_not_look_at_everything_anew(monkeypatch, no_numpy) -> None:
     of = proven(no_numpy)
     monkeypatch.setattr(scan, "fit", lambda *args: pytest.fail("it was looked at anew"))
-    args = arguments((5,))
-    args[5] = 0.5  # another number
-    again = copies(args)
-    (expected,), (found,) = one_by_one(of, again), scan.run(of, args) or ()
-    assert alike(expected, found)
-    assert alike(args[4], again[4])
+    for other in (0.5, 0.25, 0.25, 0.0, -0.0):  # numbers that differ from the last call's, or not
+        args = arguments((5,))
+        args[5] = other
+        again = copies(args)
+        (expected,), (found,) = one_by_one(of, again), scan.run(of, args) or ()
+        assert alike(expected, found)
+        assert alike(args[4], again[4])
 
 
 def test_memory_that_meets_is_seen_in_every_call(no_numpy) -> None:
@@ -46,7 +47,12 @@ def test_memory_that_meets_is_seen_in_every_call(no_numpy) -> None:
     args[4], args[1] = whole[:TRIPS], whole[TRIPS - 1 : -1]  # stored to, and read from
     assert scan.run(of, args) is None
     args = arguments((5,))
+    assert scan.run(of, args) is not None
     args[0] = args[4][3]  # what it begins with lies in what it stores to
+    assert scan.run(of, args) is None
+    args = arguments((5,))
+    assert scan.run(of, args) is not None
+    args[4].set_(args[1].untyped_storage(), 0, args[4].shape, args[4].stride())  # the same object
     assert scan.run(of, args) is None
 
 
