@@ -27,7 +27,7 @@ from rose_compiler.ir.program import LoopView, is_state, placeholders
 from rose_compiler.runtime.support import Runtime
 
 #: Seconds after which a batch of trips ends.
-BATCH_S = 0.05
+BATCH_S = 0.1
 
 
 class Trips(interp.Interpreter):
@@ -75,6 +75,9 @@ class _Loop:
         #: Where the values of a trip stand among index, carried and captured ones.
         self.where = [k for k, p in enumerate(placeholders(view.graph)) if not is_state(p)]
         self.pick = _picker(self.where)
+        #: Index and carried values; those behind them are the same for all trips.
+        self.varies = 1 + len(tuple(view.carried_init))
+        self.whole = self.where[: self.varies] == list(range(self.varies))
         self.batch: Batch | None = None
 
     def run(
@@ -82,6 +85,7 @@ class _Loop:
     ) -> tuple[Any, ...]:
         """All trips; the final carried values."""
         taken: tuple[Any, ...] = ()  # out of the items, for the trip that is next
+        same = tuple(captured[k - self.varies] for k in self.where if k >= self.varies)
         try:
             while True:
                 for index in chain(taken, items):
@@ -90,8 +94,8 @@ class _Loop:
                     break
                 else:
                     break
-                if not broke and self.batch is not None:
-                    carried, broke, taken = self.batch.further(items, carried, captured, self.pick)
+                if not broke and self.batch is not None and self.whole:
+                    carried, broke, taken = self.batch.further(items, carried, same)
                 if broke:
                     break
         finally:
@@ -192,43 +196,46 @@ class Batch:
             raise
 
     def further(
-        self,
-        items: Iterator[Any],
-        carried: tuple[Any, ...],
-        captured: tuple[Any, ...],
-        pick: Callable[[tuple[Any, ...]], tuple[Any, ...]],
+        self, items: Iterator[Any], carried: tuple[Any, ...], same: tuple[Any, ...]
     ) -> tuple[tuple[Any, ...], bool, tuple[Any, ...]]:
         """Trips for as long as they are this batch's: the values carried, whether the loop is left,
-        and the item that was taken for a trip which is none of them, if one was.
+        and the item that was taken for a trip which is none of them, if one was. ``same`` are the
+        values that all trips are handed behind those that are carried.
 
         Beside short trips whatever runs between them finds the caches cold and takes ten times as
         long as by itself, so it is as little as can be: the clock is not read for each.
         """
-        run, runtime, states, watch = self._run, self._runtime, self._states, self._watch
-        types = self._last
-        look = self._next_look()
+        run, runtime, watch, rest = self._run, self._runtime, self._watch, (*same, *self._states)
+        later, changing = watch.between()
+        kind, kinds = self._kinds_of_last(carried)
+        left = self._before_look()
         for index in items:
-            values = pick((index, *carried, *captured))
-            if tuple(map(type, values)) != types or self._trips >= look:
-                if not self.takes(values):
-                    return carried, False, (index,)
-                types, look = self._last, self._next_look()
+            if left <= 0 or type(index) is not kind or tuple(map(type, carried)) != kinds:
+                if not self.takes((index, *carried, *same)):
+                    return tuple(carried), False, (index,)
+                kind, kinds = self._kinds_of_last(carried)
+                left = self._before_look()
+            left -= 1
             self._trips += 1
             try:
-                *rest, broke = run(runtime, *values, *states)
+                made = run(runtime, index, *carried, *rest)
             except BaseException as error:
                 self._failed(error)
                 raise
-            carried = tuple(rest)
-            if broke or watch.behind or not watch.settled:
-                return carried, broke, ()
-        return carried, False, ()
+            carried = made[:-1]
+            if made[-1] or later or (changing and not watch.settled):
+                return tuple(carried), made[-1], ()
+        return tuple(carried), False, ()
 
-    def _next_look(self) -> int:
-        """The trip in front of which the clock is read next: half of those that still fit."""
+    def _kinds_of_last(self, carried: Sequence[Any]) -> tuple[type | None, tuple[type, ...]]:
+        """The types of index and carried values that were looked up last, if any were."""
+        return (self._last or (None,))[0], self._last[1 : 1 + len(carried)]
+
+    def _before_look(self) -> int:
+        """How many trips run before the clock is read: half of those that still fit."""
         now = perf_counter()
         each = (now - self._started) / max(self._trips, 1)
-        return self._trips + max(1, int(0.5 * (self._until - now) / max(each, 1e-9)))
+        return max(1, int(0.5 * (self._until - now) / max(each, 1e-9)))
 
     def _failed(self, error: BaseException) -> None:
         self._good = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -116,6 +116,11 @@ class Watch:
     def behind(self) -> bool:
         """Whether a part ran for the first time since :attr:`program` was made."""
         return bool(self._later)
+
+    def between(self) -> tuple[Sequence[Observer], bool]:
+        """For who asks behind every trip until :meth:`catch_up` or :meth:`run`: what holds
+        something once :attr:`behind` is true, and whether :attr:`settled` can change at all."""
+        return self._later, bool(self._attributes)
 
     def run(self, values: Mapping[str, Any], states: Mapping[str, Any]) -> tuple[bool, Any]:
         """Run one iteration in program order, watched: whether :attr:`program` is a new one, and
