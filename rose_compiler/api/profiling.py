@@ -23,7 +23,8 @@ from rose_compiler.runtime.clocks import SHARE
 from rose_compiler.runtime.device_times import on_device
 from rose_compiler.runtime.kernels import KernelTrace, Nvml, busy_sms, compared
 from rose_compiler.runtime.memory import Peaks
-from rose_compiler.runtime.profiler import Raw, Recorder, record, summarize, timeline
+from rose_compiler.runtime.profiler import summarize, timeline
+from rose_compiler.runtime.recorder import Raw, Recorder, record
 from rose_compiler.runtime.support import Runtime
 from rose_compiler.tune.fits import Fits
 from rose_compiler.tune.memory import Stretch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch.fx as fx
 
 from rose_compiler.codegen import builtins
 from rose_compiler.codegen.aside import Given, inputs_of, looked_up
+from rose_compiler.codegen.callees import always_read, infos_unread, plain_step, replayed, source_of
 from rose_compiler.codegen.emitter import Emitter
 from rose_compiler.codegen.expressions import quoted
 from rose_compiler.codegen.merge import Merged, place_of
@@ -18,7 +19,7 @@ from rose_compiler.codegen.module import is_block
 from rose_compiler.codegen.schedule import Action, Body, aside, is_pick
 from rose_compiler.codegen.scopes import Scope, Spread
 from rose_compiler.ir import facts
-from rose_compiler.ir.ops import BRANCH, BREAK_IF, LOOP, MERGE, UNBOUND, Op
+from rose_compiler.ir.ops import BRANCH, BREAK_IF, LOOP, UNBOUND, Op
 from rose_compiler.ir.program import (
     BranchView,
     LoopView,
@@ -29,9 +30,6 @@ from rose_compiler.ir.program import (
     output_node,
     placeholders,
 )
-
-#: Parts of a step's result: observations, rewards, terminated, truncated. The infos are the fifth.
-_ARRAYS = (0, 1, 2, 3)
 
 
 class Operations(Emitter):
@@ -144,15 +142,15 @@ class Operations(Emitter):
             if op.kind == "loss":
                 if recorded := op.attributes.get("recorded", ()):
                     arguments += f", recorded={recorded}"
-                arguments += _replayed(op)
+                arguments += replayed(op)
                 text = f"rt.gradients({function}{', ' if arguments else ''}{arguments})"
                 text = self.sized(op, node, refs, text)
             elif op.attributes.get("inductor"):
-                arguments += _replayed(op)
+                arguments += replayed(op)
                 text = f"rt.graph({function}{', ' if arguments else ''}{arguments})"
                 text = self.sized(op, node, refs, text)
         else:
-            self.check(node, _read(op, node), refs)
+            self.check(node, always_read(op, node), refs)
         self.assign(node, text, scope)
 
     def sized(self, op: Op, node: fx.Node, refs: dict[fx.Node, str], text: str) -> str:
@@ -173,11 +171,11 @@ class Operations(Emitter):
         lane, site = self.lane(action.lane), self.site(action, body)
         where = facts.get(node).origin.where
         printer = self.module.printer
-        step = _stepped(op, node) if action.lane.startswith("shard:") else None
+        step = plain_step(op, node) if action.lane.startswith("shard:") else None
         if step is not None:
             env, value = (printer.value(v, refs) for v in step)
             self.check(node, node.args, refs)
-            packed = ", packed=True" if _infos_unread(node) else ""
+            packed = ", packed=True" if infos_unread(node) else ""
             text = f"{lane}.step({site}, {env}, {value}{packed})"
         else:
             arguments = printer.arguments(node.args, {}, refs)
@@ -185,13 +183,13 @@ class Operations(Emitter):
             if op.attributes.get("inductor") and action.lane.startswith("stream:"):
                 function = f"rt.graph, {function}"  # the coordinator runs it, as it would here
             text = f"{lane}.submit({site}, {function}{', ' if arguments else ''}{arguments})"
-        self.writer.line(f"{self.task(node)} = {text}", where, _source(op))
+        self.writer.line(f"{self.task(node)} = {text}", where, source_of(op))
 
     def function(self, op: Op, node: fx.Node, refs: dict[fx.Node, str]) -> str:
         """The name of an operation's function; what may be unbound among its arguments is checked
         in front of it, or by the user's own statements."""
         if not is_block(op):
-            self.check(node, _read(op, node), refs)
+            self.check(node, always_read(op, node), refs)
             return self.module.function(op)
         unset = {
             name
@@ -214,7 +212,7 @@ class Operations(Emitter):
     def assign(self, node: fx.Node, text: str, scope: Scope) -> None:
         """Write a statement that gives a node its value, and its parts to those who pick them."""
         where = facts.get(node).origin.where
-        source = _source(op_of(node)) if is_call(node) else ""
+        source = source_of(op_of(node)) if is_call(node) else ""
         picks = [u for u in node.users if is_pick(u)]
         results = op_of(node).signature.results if is_call(node) else 1
         if not node.users:
@@ -361,41 +359,3 @@ class Operations(Emitter):
     @abstractmethod
     def handed_out(self) -> list[str]:
         """The carried variables of the innermost loop."""
-
-
-def _read(op: Op, node: fx.Node) -> Sequence[Any]:
-    """The arguments that an operation reads whatever happens, so that they have to be bound."""
-    maybe = op.attributes.get("maybe_unbound", ())
-    if not maybe:
-        return node.args
-    pairs = zip(op.signature.params, node.args, strict=False)
-    return [arg for name, arg in pairs if name not in maybe]
-
-
-def _stepped(op: Op, node: fx.Node) -> tuple[Any, Any] | None:
-    """(simulator, action) of an operation that is one plain step and nothing else."""
-    roles = op.attributes.get("step")
-    if op.kind != "step" or not roles or not roles.get("action"):
-        return None
-    params = op.signature.params
-    if sorted(params) != sorted((roles["env"], roles["action"])) or len(node.args) != 2:
-        return None
-    given = dict(zip(params, node.args, strict=True))
-    return given[roles["env"]], given[roles["action"]]
-
-
-def _replayed(op: Op) -> str:
-    return ", replayed=True" if op.attributes.get("replayed") else ""
-
-
-def _infos_unread(node: fx.Node) -> bool:
-    """Whether of a shard's step only parts other than its infos are used, and the merged whole."""
-    return all(is_call(u, MERGE) or (is_item(u) and u.args[1] in _ARRAYS) for u in node.users)
-
-
-def _source(op: Op) -> str:
-    """The user's statement, or its first line."""
-    if not op.source or op.kind in ("graph", "loss"):
-        return ""
-    first, *more = op.source[0].splitlines() or [""]
-    return first + (" …" if more or len(op.source) > 1 else "")

@@ -5,22 +5,27 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch.fx as fx
 
-from rose_compiler.base.errors import SourceLocation
 from rose_compiler.base.remarks import Blocker, RemarkLog
 from rose_compiler.frontend import otherwise
-from rose_compiler.frontend.holding import Unsteady, draws_fixed, hold_numbers, written_in
-from rose_compiler.frontend.module_modes import as_recorded, stays
+from rose_compiler.frontend.holding import Unsteady, draws_fixed, hold_numbers
+from rose_compiler.frontend.module_modes import as_recorded
 from rose_compiler.frontend.record import Record
+from rose_compiler.frontend.runs import (
+    Run,
+    find_runs,
+    is_step,
+    is_tensor_item,
+    worth,
+)
 from rose_compiler.frontend.trace import FixedSizes, Traced, trace
 from rose_compiler.frontend.varying import why_varying
 from rose_compiler.ir import facts
 from rose_compiler.ir.deps import Dependences
-from rose_compiler.ir.effects import RNG_TORCH, related
+from rose_compiler.ir.effects import RNG_TORCH
 from rose_compiler.ir.ops import STATE, Op, Signature
 from rose_compiler.ir.program import Program, is_call, is_item, is_state, op_of, output_node
 from rose_compiler.ir.rewriter import Rewriter
@@ -28,22 +33,6 @@ from rose_compiler.ir.sizes import SIZES, Sizes
 from rose_compiler.ir.state_node import state_node
 
 PASS = "trace"
-#: Where simulators made of tensors live; their steps are inlined.
-INLINED_SIMULATOR = "rose_compiler/sim/torch_envs.py"
-#: Fewer statements than this are not worth a graph, unless they call a module.
-WORTH = 4
-_NO_GRAD = ("no_grad", "inference_mode")
-
-
-@dataclass
-class Run:
-    """Neighbouring operations that can be one traced graph."""
-
-    nodes: list[fx.Node]
-
-    @property
-    def members(self) -> set[fx.Node]:
-        return set(self.nodes)
 
 
 def trace_runs(program: Program, record: Record, log: RemarkLog) -> int:
@@ -55,7 +44,7 @@ def trace_runs(program: Program, record: Record, log: RemarkLog) -> int:
     """
     made = 0
     for loop in program.loops():
-        if not any(is_call(n) and _steps(n) for n in loop.graph.nodes):
+        if not any(is_call(n) and is_step(n) for n in loop.graph.nodes):
             continue
         deps = Dependences(program)
         if any(is_call(n) and why_varying(n, record) for n in loop.graph.nodes):
@@ -83,85 +72,6 @@ def lifted(program: Program) -> set[str]:
         for effect in deps.effects(node)
         if not effect.write
     }
-
-
-def _steps(node: fx.Node) -> bool:
-    """Whether an operation is a simulator's step, or part of one made of tensors."""
-    if op_of(node).kind == "step":
-        return True
-    return any(INLINED_SIMULATOR in w.file for w in _places(node))
-
-
-def _places(node: fx.Node) -> list[SourceLocation]:
-    where = facts.get(node).origin.where
-    return [] if where is None else [where]
-
-
-def find_runs(
-    graph: fx.Graph, record: Record, deps: Dependences, *, varying: bool = False
-) -> list[Run]:
-    """Maximal runs of traceable operations; items in between belong to what they pick from. With
-    ``varying``, as if no argument's type changed from trip to trip."""
-    runs: list[Run] = []
-    written = written_in(graph, deps)
-
-    def fits(node: fx.Node) -> bool:
-        # what a state holds is rebound while the loop runs, so a graph can't be handed it once
-        if not traceable(node, record, varying=varying) or not stays(node, deps):
-            return False
-        return not any(
-            related(e.state, w) for e in deps.effects(node) for w in written if not e.write
-        )
-
-    current: list[fx.Node] = []
-    context: Any = None
-    for node in graph.nodes:
-        if is_item(node) or node.op in ("placeholder", "get_attr") or is_call(node, STATE):
-            continue
-        if fits(node) and (not current or facts.get(node).context == context):
-            current.append(node)
-            context = facts.get(node).context
-            continue
-        if current:
-            runs.append(Run(current))
-        current = [node] if fits(node) else []
-        context = facts.get(node).context
-    if current:
-        runs.append(Run(current))
-    return [r for r in runs if worth(r.nodes)]
-
-
-def worth(nodes: Sequence[fx.Node]) -> bool:
-    """Whether so many statements, or a call of a module among them, are worth a graph."""
-    if len(nodes) >= WORTH:
-        return True
-    return any("module" in op_of(n).attributes.get("calls", ()) for n in nodes)
-
-
-def traceable(node: fx.Node, record: Record, *, varying: bool = False) -> bool:
-    """Whether one operation may be part of a graph: torch only, nothing written but the
-    generator, arguments of one type (or, if ``varying``, of any).
-    """
-    if not is_call(node) or node not in record.examples:
-        return False
-    if not varying and why_varying(node, record) is not None:
-        return False
-    op = op_of(node)
-    signature = op.signature
-    if op.kind != "block" or signature.reads is None or signature.writes is None:
-        return False
-    if any(w != RNG_TORCH for w in signature.writes) or "host" in signature.reads:
-        return False
-    if any(r.startswith("rng:") and r != RNG_TORCH for r in signature.reads):
-        return False
-    spec = facts.get(node).spec
-    if spec is None:
-        return False
-    results = spec.items if op.signature.results > 1 else (spec,)
-    no_grad = any(c.kind in _NO_GRAD for c in facts.get(node).context)
-    if not no_grad and any(s.requires_grad or s.kind != "tensor" for s in results):
-        return False
-    return all(s.kind == "tensor" or s.type_name.startswith("torch.distributions") for s in results)
 
 
 def make_graph(program: Program, run: Run, record: Record, log: RemarkLog) -> int:
@@ -367,20 +277,6 @@ def _outputs(run: Run) -> list[fx.Node]:
             elif user not in members and node not in found:
                 found.append(node)
     return found
-
-
-def is_tensor_item(node: fx.Node) -> bool:
-    """Whether a node picks a tensor out of a result."""
-    if not is_item(node):
-        return False
-    spec = facts.get(node.args[0]).spec  # type: ignore[arg-type]
-    position = node.args[1]
-    return (
-        spec is not None
-        and isinstance(position, int)
-        and position < len(spec.items)
-        and spec.items[position].kind == "tensor"
-    )
 
 
 def names_of(inputs: Sequence[fx.Node]) -> list[str]:

@@ -10,7 +10,7 @@ import torch.fx as fx
 
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.frontend import otherwise
-from rose_compiler.frontend.graphs import is_tensor_item, names_of
+from rose_compiler.frontend.graphs import names_of
 from rose_compiler.frontend.holding import draws_fixed, hold_numbers
 from rose_compiler.frontend.loss_run import (
     CONTAINERS,
@@ -27,6 +27,7 @@ from rose_compiler.frontend.loss_run import (
 )
 from rose_compiler.frontend.rebinding import writes_in_place
 from rose_compiler.frontend.record import Record
+from rose_compiler.frontend.runs import is_tensor_item
 from rose_compiler.frontend.trace import Traced, trace
 from rose_compiler.frontend.tuples import opened_tuples
 from rose_compiler.frontend.varying import why_varying

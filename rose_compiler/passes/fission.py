@@ -14,7 +14,7 @@ from rose_compiler.ir.ops import APPEND, JOIN_ROWS, NEW_LIST, PIECE, SNAPSHOT, S
 from rose_compiler.ir.program import LoopView, Value, is_call, is_item, is_state, op_of
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes.recurrence import items
-from rose_compiler.passes.tiles import with_rows
+from rose_compiler.passes.tiling import with_rows
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ from rose_compiler.passes.recurrence import (
     result_name,
     step_position,
 )
-from rose_compiler.passes.tiles import Tiler, Tiling
+from rose_compiler.passes.tiles import Tiler
+from rose_compiler.passes.tiling import Tiling
 
 
 @dataclass(frozen=True)

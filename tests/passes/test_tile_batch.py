@@ -16,7 +16,7 @@ from rose_compiler.ir.program import is_call, op_of
 from rose_compiler.passes.base import PassContext
 from rose_compiler.passes.manager import PassManager
 from rose_compiler.passes.tile_batch import TileBatch
-from rose_compiler.passes.tiles import Tiling
+from rose_compiler.passes.tiling import Tiling
 
 CONTEXT = PassContext(options=Decision(groups=2), shards={"envs": (3, 3, 3, 3)})
 TEXT = (Path(__file__).parent / "golden/tile_batch/rollout.in.txt").read_text()

@@ -16,7 +16,8 @@ from rose_compiler.base.profile import Activity, Profile, Span, Timeline
 from rose_compiler.runtime import activity
 from rose_compiler.runtime.activity import busy_cores, refined, share_of
 from rose_compiler.runtime.clocks import LEAST_S, SHARE, Clocks, children, clock_of, parse_stat
-from rose_compiler.runtime.profiler import Raw, Recorder, record, summarize, timeline
+from rose_compiler.runtime.profiler import summarize, timeline
+from rose_compiler.runtime.recorder import Raw, Recorder, record
 from rose_compiler.runtime.support import Runtime
 
 TWO = Machine("two cores", 2)

@@ -10,7 +10,8 @@ import sympy
 from rose_compiler.base.machine import Machine
 from rose_compiler.base.marks import Mark
 from rose_compiler.base.profile import Span
-from rose_compiler.runtime.profiler import Raw, summarize, timeline
+from rose_compiler.runtime.profiler import summarize, timeline
+from rose_compiler.runtime.recorder import Raw
 from rose_compiler.tune.formula import formula
 from rose_compiler.tune.nest import Cost, Costs, HandOver, Nest, Step
 from rose_compiler.tune.predict import TRIPS, predict
