@@ -31,6 +31,7 @@ from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.runtime.hosts.moving import starts_with
 from rose_compiler.runtime.quotas.cores import AppliedCores, Cores
 from rose_compiler.runtime.quotas.moves import move
+from rose_compiler.tune.levels import LEAST
 
 PASS = "quota"
 #: Who gives variables to processes here, beside others.
@@ -130,6 +131,10 @@ class CoreQuotas:
             why = "; ".join(plan.notes) or "nothing runs beside anything"
             self._miss(Blocker("no-lane", f"no core quotas are tried: {why}"))
             return
+        if self._points.levels < LEAST:
+            few = f"responses from {self._points.levels} numbers of cores: there are no more"
+            plan = replace(plan, notes=(*plan.notes, few))
+            self._log.add(Remark("note", PASS, (), "few-points", few))
         cores = tuple((share.lane, share.units) for share in plan.shares)
         spans = profile.timeline.spans
         without = max(s.end_s for s in spans) - min(s.start_s for s in spans)

@@ -40,6 +40,11 @@ class Points:
         """The number of cores of the next iteration; None when all have been gone through."""
         return self._todo[0][0] if self._todo else None
 
+    @property
+    def levels(self) -> int:
+        """How many numbers of cores there are."""
+        return len(self._found)
+
     def took(self, profile: Profile) -> bool:
         """One iteration with :attr:`count` cores was profiled; whether it was the last."""
         count, run = self._todo.popleft()

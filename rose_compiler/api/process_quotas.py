@@ -1,16 +1,18 @@
 """Quotas that a process gets when it starts, for components in hosts: changed between iterations.
 
 Once a schedule is settled on and profiled, its plan of SMs is tried, where the machine has MPS:
-components that have no state, or can hand it over, go on in new processes, all moved together. What
-is in force and the new plan take turns in blocks of iterations (:mod:`rose_compiler.tune.blocks`);
-the plan stays if it is faster beyond doubt, else all go back. The first plan goes by one profile;
-an iteration of each that was tried is profiled too, and responses are fitted to all of them, so
-that the next plan rests on measured points. After a drift the schedule is profiled anew, and the
-plan that follows from that meets the one in force the same way.
+components that have no state, or can hand it over, go on in new processes, all moved together.
+First an iteration is profiled under a few plans, so that each lane is seen with three quotas or
+more, where there are as many; the responses of the operations are fitted to these points. What is
+in force and the plan that follows take turns in blocks of iterations
+(:mod:`rose_compiler.tune.blocks`); the plan stays if it is faster beyond doubt, else all go back.
+An iteration of each that was tried is one more point, so that the next plan may be better. After a
+drift the schedule is profiled anew, and all of this is done once more, against the plan in force.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -22,26 +24,24 @@ import torch
 from rose_compiler.api.cache import Entry
 from rose_compiler.api.objects import in_processes
 from rose_compiler.api.profiling import Instrumented, Profiling
-from rose_compiler.api.quota_trial import Plan, Trial
+from rose_compiler.api.quota_trial import Measured, Plan, Trial, misfit, parts_of, units
 from rose_compiler.api.quotas import plan_quotas
 from rose_compiler.api.schedules import Schedule
 from rose_compiler.api.tuning import Tuning
 from rose_compiler.base.errors import QuotaError
-from rose_compiler.base.machine import Machine, detect_cpu
+from rose_compiler.base.machine import detect_cpu
 from rose_compiler.base.profile import Timeline
 from rose_compiler.base.quota import BY_PROCESS, COORDINATOR, QuotaPlan
 from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.runtime.hosts.moving import starts_with
 from rose_compiler.runtime.quotas import Applied, Device, QuotaBackend, all_backends, devices
 from rose_compiler.runtime.quotas.moves import move
-from rose_compiler.tune.blocks import MARGIN, Budget, least_s, spent
-from rose_compiler.tune.branches import responses
+from rose_compiler.tune.blocks import COLD, MARGIN, Budget, least_s, spent
+from rose_compiler.tune.levels import too_few
 
 PASS = "quota"
 #: Who gives variables to processes here, beside others.
 BY = "sms"
-#: Iterations that responses are fitted to, at most: the first profile, and one of each plan tried.
-POINTS = 5
 
 
 class ProcessQuotas:
@@ -70,8 +70,7 @@ class ProcessQuotas:
         self._moved: dict[str, Any] = {}  # components that went to other processes, by lane
         self._given: dict[str, dict[str, str]] = {}  # the variables that these have there
         self._trial: Trial | None = None
-        self._points: list[tuple[dict[str, int] | None, Timeline]] = []  # chunks by lane
-        self._tried: list[QuotaPlan] = []  # that points, and trials, were made of
+        self._measured = Measured()
         self._made: Instrumented | None = None
         self._done = False
         self._drifts = 0  # those that quotas were planned anew after
@@ -103,7 +102,7 @@ class ProcessQuotas:
             self.again()
         before = self.plan
         profiled = tuning.settled and not profiling.pending(tuning.best)
-        if profiled and not self._points and not self._done and profiling.latest is not None:
+        if profiled and not self._measured and not self._done and profiling.latest is not None:
             self.seen(profiling.last.profile.timeline)
         if profiled and profiling.latest is not None:
             self.iteration_s = min(profiling.last.iteration_s)
@@ -140,14 +139,14 @@ class ProcessQuotas:
         lanes = {COORDINATOR, *(schedule.emitted.plan.lanes if schedule.emitted.plan else ())}
         for kind in ("processes", "pending"):
             one = kept.get(kind)
-            if one is not None and (why := self._misfit(one, gpu.machine(), lanes, objects)):
+            if one is not None and (why := misfit(one, gpu.machine(), lanes, objects)):
                 kept[kind] = None
                 if entry is not None:
                     entry.forget(kind, why)
         plan, self.pending = kept.get("processes"), kept.get("pending")
         if plan is None or self._backend(plan) is None:
             return
-        parts, self._done = self._parts(objects, plan), True
+        parts, self._done = parts_of(objects, plan), True
         trial = self._trial = Trial(self.plan, plan.on(gpu.uuid), parts)
         trial.blocks.won = True
         if not self._change(trial):  # nor will it be taken the next time
@@ -158,16 +157,6 @@ class ProcessQuotas:
             self._trial = None
             what = f"{', '.join(parts)} in processes with quotas of SMs"
             self._note([Remark("applied", PASS, (), "moved", f"{what}, which won earlier")])
-
-    def _misfit(
-        self, plan: QuotaPlan, here: Machine, lanes: set[str], objects: dict[str, Any]
-    ) -> str:
-        """Why a plan is not one for this device and a schedule with these lanes; "" if it is."""
-        if here != plan.machine:
-            return f"is one for {plan.machine.name} with {plan.machine.sms} SMs"
-        if not self._parts(objects, plan) or not {s.lane for s in plan.shares} <= lanes:
-            return "is not one for the lanes of its schedule"
-        return ""
 
     def boundary(
         self,
@@ -186,8 +175,10 @@ class ProcessQuotas:
             self._trial = self._begun(objects, plan, budget)
         elif not profiled or not budget.allows(0.0):
             # a search has begun, or the time for it is over: what is known must do
-            self._trial.blocks.stop(late=profiled)
+            self._trial.stop(late=profiled)
         trial = self._trial
+        if trial is not None and not trial.ready and not trial.survey:
+            self._planned(trial, plan)
         for _ in range(2):  # the first change may be the last one
             if trial is not None and trial.wanted is not self.plan:
                 began = perf_counter()
@@ -195,7 +186,7 @@ class ProcessQuotas:
                 budget.spend(perf_counter() - began, None)
                 trial = self._trial
                 if trial is not None and not budget.allows(0.0):
-                    trial.blocks.stop(late=True)
+                    trial.stop(late=True)
         if trial is not None and trial.blocks.decided:
             self._tell(trial)
             self._trial = self._next(trial, objects, plan, budget) if profiled else None
@@ -207,17 +198,12 @@ class ProcessQuotas:
         trial = self._trial
         if trial is None or self.plan is None or trial.blocks.decided:
             return False
-        return trial.blocks.cold == 1 and self.plan not in self._tried
+        return trial.last_cold and not self._measured.knows(self.plan)
 
     def seen(self, timeline: Timeline | None) -> None:
         """An iteration was profiled under what is in force."""
-        plan = self.plan
-        if timeline is None:
-            return
-        chunks = None if plan is None else {s.lane: s.units // plan.chunk for s in plan.shares}
-        self._points.append((chunks, timeline))
-        if plan is not None:
-            self._tried.append(plan)
+        if timeline is not None:
+            self._measured.add(self.plan, self._moved, timeline)
 
     def runner(self, schedule: Schedule, run: Callable[..., Any]) -> Callable[..., Any]:
         """What runs the iteration that begins: ``run``, or a profiled one."""
@@ -234,34 +220,55 @@ class ProcessQuotas:
 
         return measured
 
+    def _planned(self, trial: Trial, plan: Plan) -> None:
+        """The iterations that a comparison begins with are profiled: what follows from them is the
+        plan that is compared."""
+        measured, trial.ready = self._measured, True
+        chunks = trial.new.machine.chunks
+        few = too_few(measured.quotas, chunks)
+        if few:
+            self._note([Remark("note", PASS, (), "few-points", few)])
+        made = plan(measured.alone(chunks), trial.old)
+        trial.new = replace(made, notes=(*made.notes, *self._grounds(few)))
+        if self.pending is not None:
+            self.pending = trial.new
+        if trial.old is not None and units(made) == units(trial.old):
+            trial.blocks.won = False
+            trial.same = True
+
+    def _grounds(self, few: str) -> list[str]:
+        """What a plan rests on."""
+        note = f"responses from iterations profiled under {len(self._measured.quotas)} plans"
+        return [note, few] if few else [note]
+
     def _next(
         self, over: Trial, objects: dict[str, Any], plan: Plan, budget: Budget
     ) -> Trial | None:
         """The comparison that follows: of the plan that all points speak for, if it is a new one
         and better than the one that was just tried, as these have it."""
-        if not 1 < len(self._points) < POINTS or over.new not in self._tried:
+        measured, chunks = self._measured, over.new.machine.chunks
+        if measured.full or not measured.knows(over.new):
             return None
-        alone = responses(self._points, over.new.machine.chunks)
-        made = plan(alone, over.new)
-        if any(made.shares == one.shares for one in self._tried):
+        made = plan(measured.alone(chunks), over.new)
+        if measured.knows(made):
             return None
         if made.predicted_s is None or made.before_s is None:
             return None
         if made.predicted_s > (1 - MARGIN) * made.before_s:
             return None
-        note = f"responses from {len(self._points)} profiled iterations"
-        return self._begun(objects, lambda *_: replace(made, notes=(*made.notes, note)), budget)
+        notes = (*made.notes, *self._grounds(too_few(measured.quotas, chunks)))
+        return self._begun(objects, lambda *_: replace(made, notes=notes), budget, survey=False)
 
     def record(self, seconds: float) -> None:
         """An iteration of the schedule that is settled on took so long."""
         if self._trial is not None:
-            self._trial.blocks.record(seconds)
+            self._trial.record(seconds)
 
     def again(self) -> None:
         """Iterations have changed their length for good: once the schedule is settled on and
         profiled anew, the plan that follows from that meets the one in force."""
         self._done = False
-        self._points, self._tried = [], []
+        self._measured = Measured()
 
     def release(self) -> None:
         """Take the quotas back: whoever was moved goes on in a process without them, before the
@@ -300,29 +307,30 @@ class ProcessQuotas:
                 starts_with(self._moved[lane], {}, BY)
             self._missed(f"quotas have gone: {error.what}", error.help)
 
-    def _begun(self, objects: dict[str, Any], plan: Plan, budget: Budget) -> Trial | None:
-        """What is in force against the plan of the latest profile, if that is another one."""
+    def _begun(
+        self, objects: dict[str, Any], plan: Plan, budget: Budget, survey: bool = True
+    ) -> Trial | None:
+        """What is in force against the plan of the latest profile, if that is another one, or
+        against what points that are measured first speak for."""
         if not in_processes(objects) or not self._available():
             return None
         made = plan(None, None)
-        parts = self._parts(objects, made)
+        parts = parts_of(objects, made)
         if made.backend not in BY_PROCESS or not parts or self._backend(made) is None:
             return None
-        if self.plan is not None and made.shares == self.plan.shares:
-            why = "quotas of SMs planned anew are those in force"
-            self._note([Remark("note", PASS, (), "replanned", why)])
+        todo = self._measured.survey(made) if survey and self._measured else deque()
+        if not todo and self.plan is not None and units(made) == units(self.plan):
+            self._same()
             return None
-        if not budget.allows(least_s(self.iteration_s)):
+        if not budget.allows(least_s(self.iteration_s) + len(todo) * COLD * self.iteration_s):
             what = f"quotas of SMs for {', '.join(parts)} are not compared"
             self._note([Remark.from_blocker(PASS, spent(what))])
             return None
-        return Trial(self.plan, made, parts)
+        return Trial(self.plan, made, parts, survey=todo, ready=not todo)
 
-    @staticmethod
-    def _parts(objects: dict[str, Any], plan: QuotaPlan) -> dict[str, Any]:
-        """The components in processes that a plan has shares for, by lane."""
-        found = in_processes(objects)
-        return {s.lane: found[s.lane] for s in plan.shares if s.lane in found}
+    def _same(self) -> None:
+        why = "quotas of SMs planned anew are those in force"
+        self._note([Remark("note", PASS, (), "replanned", why)])
 
     def _backend(self, plan: QuotaPlan) -> QuotaBackend | None:
         return next((b for b in self._backends() if b.name == plan.backend), None)
@@ -357,7 +365,7 @@ class ProcessQuotas:
             if trial.old is None:
                 self.release()
         elif missed and trial.changed:
-            trial.blocks.stop()
+            trial.stop()
         trial.changed = True
         return True
 
@@ -396,6 +404,9 @@ class ProcessQuotas:
     def _tell(self, trial: Trial) -> None:
         """The comparison is over, and the winner in force."""
         self._trial, self._news = None, True
+        if trial.same:
+            self._same()
+            return
         blocks, names = trial.blocks, ", ".join(trial.parts)
         pairs = len(blocks.speedups)
         text = f"{blocks.interval} times the speed in {pairs} pairs of blocks" if pairs else ""

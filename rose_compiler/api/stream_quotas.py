@@ -38,10 +38,9 @@ from rose_compiler.runtime.quotas import GreenContexts, Probe
 from rose_compiler.runtime.support import Runtime
 from rose_compiler.tune.blocks import Blocks, Budget, least_s, spent
 from rose_compiler.tune.branches import branches, divide, responses
+from rose_compiler.tune.levels import MOST, to_measure, too_few
 from rose_compiler.tune.slack import profile_quotas
 
-#: Plans that responses are measured under, at most: with two lanes some are the same.
-POINTS = 5
 #: Iterations under each: the last one counts, before it torch's allocator gets memory for streams
 #: that it has not seen yet.
 RUNS = 2
@@ -326,11 +325,13 @@ class StreamQuotas:
             self._missed(Blocker("over-committed" if groups < len(lanes) else "too-small", why))
             return None
         machine = replace(machine, sms=groups * machine.chunk)
-        plans: list[QuotaPlan] = []
-        for chunks in profile_quotas(lanes, groups, POINTS):
-            plan = QuotaPlan.divide("green-context", machine, chunks)
-            if plan not in plans:
-                plans.append(plan)
+        different: list[dict[str, int]] = []
+        for chunks in profile_quotas(lanes, groups, MOST):  # with two lanes some are the same
+            if chunks not in different:
+                different.append(chunks)
+        if too_few(different, groups):
+            different = to_measure(lanes, groups)
+        plans = [QuotaPlan.divide("green-context", machine, chunks) for chunks in different]
         todo = deque((plan, run == RUNS - 1) for plan in plans for run in range(RUNS))
         anew = Instrumented(schedule.program, profiling.machine)
         return _Points(anew, base, machine, todo)
@@ -355,6 +356,8 @@ class StreamQuotas:
         """What is in force against the plan that follows from the points; where that is the same,
         against no quotas, since a drift may have made that the better choice."""
         made = points.plan()
+        if few := too_few([chunks for chunks, _ in points.found], points.machine.chunks):
+            self._log.add(Remark("note", PASS, (), "few-points", few))
         if self.plan is None or _units(made) != _units(self.plan):
             return _Trial(self.plan, made)
         why = "quotas of SMs planned anew are those in force: they meet the schedule without any"

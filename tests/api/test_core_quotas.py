@@ -106,6 +106,8 @@ def test_a_search_tries_what_the_profile_speaks_for(far: Hosted, threads: None) 
     (planned,) = step._last.unit.cores.plans.values()
     assert planned.given == 2
     assert planned.predicted_s is not None
+    few = "responses from 2 numbers of cores: there are no more"
+    assert (few in planned.notes) is (few in " ".join(table.split())) is (len(CORES) == 2)
     step.close()
     assert far.where() == (CORES, 2)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,8 @@ import pytest
 from rose_compiler.api import objects as api_objects
 from rose_compiler.api import process_quotas
 from rose_compiler.api.cache import Entry
-from rose_compiler.api.process_quotas import POINTS, ProcessQuotas
+from rose_compiler.api.process_quotas import ProcessQuotas
+from rose_compiler.api.quota_trial import units
 from rose_compiler.api.quotas import plan_quotas
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.gpu import Kernel, simulate_gpu
@@ -22,6 +24,8 @@ from rose_compiler.base.profile import Profile, Span, Timeline
 from rose_compiler.base.quota import QuotaPlan
 from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.runtime.quotas import Device
+from rose_compiler.tune.blocks import least_s
+from rose_compiler.tune.levels import LEAST, MOST
 
 GPU = Device("GPU-1", "NVIDIA H200", (9, 0), 132, 4.8e12, 13010)
 H200 = load_machine("h200")
@@ -87,44 +91,89 @@ def made(gpu: Device = GPU) -> ProcessQuotas:
     return ProcessQuotas(RemarkLog(), lambda: True, backends, lambda: [gpu])
 
 
-def test_the_next_plan_rests_on_what_was_measured(quotas: ProcessQuotas) -> None:
+def driven(
+    quotas: ProcessQuotas,
+    gpu: str = "virtual:h200",
+    left_s: float = math.inf,
+    slower: float = 100.0,
+) -> tuple[list[dict[str, int]], list[Any]]:
+    """Iterations until nothing is compared: the quotas in force in their order, in chunks, and the
+    responses that plans were made with. An iteration takes ``slower`` times its simulated time."""
     base = simulated(None)
     profile = Profile("a GPU", (seconds(base),), timeline=base)
     parts = {"sim": SimpleNamespace(hosts="process", pid=1)}
-    budget: Any = SimpleNamespace(spend=lambda *_: None, allows=lambda _: True)
-    tried: list[QuotaPlan] = []
+    left = [left_s]
+    budget: Any = SimpleNamespace(spend=lambda *_: None, allows=lambda s: s <= left[0])
+    tried: list[dict[str, int]] = []
     asked: list[Any] = []
 
     def plan(alone: Any, than: Any) -> QuotaPlan:
         asked.append(alone)
-        return plan_quotas(profile, "virtual:h200", alone, than=than)
+        return plan_quotas(profile, gpu, alone, than=than)
 
     quotas.seen(base)
     for _ in range(2000):
         quotas.boundary(parts, plan, True, budget)
         if not quotas.comparing:
             break
-        if quotas.plan is not None and quotas.plan not in tried:
-            tried.append(quotas.plan)
+        if quotas.plan is not None and units(quotas.plan) not in tried:
+            tried.append(units(quotas.plan))
         timeline = simulated(quotas.plan)
         if quotas.watching:
             quotas.seen(timeline)
-        quotas.record(100 * seconds(timeline))
+        quotas.record(slower * seconds(timeline))
+        left[0] -= slower * seconds(timeline)
     assert not quotas.comparing
-    assert 1 < len(tried) < POINTS
+    return tried, asked
+
+
+def test_a_plan_rests_on_three_quotas_of_each_lane(quotas: ProcessQuotas) -> None:
+    tried, asked = driven(quotas)
+    for lane in ("coordinator", SIM):
+        assert len({chunks[lane] for chunks in tried[:3]}) == LEAST
+    assert 3 < len(tried) <= MOST
+    assert quotas._measured.quotas == tried
     times = {
         k: seconds(
-            simulated(QuotaPlan.divide(tried[0].backend, H200, {"coordinator": 16 - k, SIM: k}))
+            simulated(QuotaPlan.divide("mps-percentage", H200, {"coordinator": 16 - k, SIM: k}))
         )
         for k in range(1, 16)
     }
-    best = min(times.values())
-    assert seconds(simulated(tried[0])) > 1.05 * best, "one profile does not tell"
+    assert times[tried[0][SIM]] > 1.05 * min(times.values()), "one profile does not tell"
     assert quotas.plan is not None
-    assert seconds(simulated(quotas.plan)) < 1.02 * best
-    curve = asked[-1]["step"]
-    assert all(curve.seconds(k) >= curve.seconds(k + 1) for k in range(1, 16))
-    assert curve.seconds(4) == pytest.approx(3e-3 * (0.7 + 0.3 * 132 / 32), rel=0.1)
+    assert seconds(simulated(quotas.plan)) < 1.02 * min(times.values())
+    assert "responses from iterations profiled under 3 plans" in quotas.plan.notes
+    assert asked[0] is None
+    curve = asked[1]["step"]  # before anything was compared
+    for k in (1, 4, 12):
+        assert curve.seconds(k) == pytest.approx(3e-3 * (0.7 + 0.3 * 132 / (8 * k)), rel=0.02)
+    assert "few-points" not in [remark.code for remark in quotas._log]
+
+
+def test_where_there_are_fewer_quotas_all_are_measured_and_that_is_told(
+    quotas: ProcessQuotas, tmp_path: Path
+) -> None:
+    (tmp_path / "small.toml").write_text(
+        'name = "small"\ncores = 4\nsms = 24\nsm_granularity = 8\nbandwidth_bytes_per_s = 1e12\n'
+    )
+    tried, _ = driven(quotas, f"virtual:{tmp_path / 'small.toml'}")
+    assert sorted(chunks[SIM] for chunks in tried) == [1, 2]
+    (few,) = [remark for remark in quotas._log if remark.code == "few-points"]
+    assert few.why == (
+        "responses of coordinator from 2, host:sim from 2 different quotas: there are 2"
+    )
+
+
+def test_points_are_measured_within_the_time_for_tuning(quotas: ProcessQuotas) -> None:
+    quotas.iteration_s = 1.0
+    assert driven(quotas, left_s=least_s(1.0) + 2.0) == ([], [None])
+    assert quotas._log[-1].why.endswith("are not compared: the time for tuning is over")
+    quotas = made()
+    # iterations are longer than was thought, so that it ends among the points
+    tried, _ = driven(quotas, left_s=least_s(), slower=300.0)
+    assert 0 < len(tried) < LEAST
+    assert quotas.plan is None
+    assert "not compared to the end" in quotas._log[-1].why
 
 
 DECISION = Decision(hosted=True)

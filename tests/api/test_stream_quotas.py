@@ -187,6 +187,14 @@ def test_a_plan_that_wins_is_in_force_for_the_lanes(case: Case, streams: Recordi
     assert torch.equal(case.obs, rollout(Policy(), world, torch.zeros(4), before))
 
 
+def test_with_few_groups_all_quotas_are_measured_and_that_is_told(case: Case) -> None:
+    case.lever.count = 3
+    case.run(faster)
+    few = [remark.why for remark in case.remarks() if remark.code == "few-points"]
+    assert len(few) == 1
+    assert few[0].endswith("2 different quotas: there are 2")
+
+
 def test_quotas_end_with_the_lanes_and_come_back_with_them(case: Case) -> None:
     case.run(faster)
     lent = {name: lane.stream for name, lane in case.lanes().items()}
