@@ -126,8 +126,10 @@ class CoreQuotas:
         if not self._looking(tuning):  # the last of the profiles took the rest of the budget
             return
         profile = made.latest
-        plan = plan_quotas(profile, "cpu", self._points.alone(), self._points.outside())
-        if not plan.shares or plan.predicted_s is None or profile.timeline is None:
+        alone, ways = self._points.responses(profile.timeline)
+        plan = plan_quotas(profile, "cpu", alone, self._points.outside(), hand_offs=ways)
+        predicted_s = plan.predicted_s
+        if not plan.shares or predicted_s is None or profile.timeline is None:
             why = "; ".join(plan.notes) or "nothing runs beside anything"
             self._miss(Blocker("no-lane", f"no core quotas are tried: {why}"))
             return
@@ -141,7 +143,7 @@ class CoreQuotas:
         decision = replace(decision, cores=cores)
         self.plans[decision] = plan
         put = tuning.reconsider if self._again else tuning.offer
-        put(decision, without, plan.predicted_s)
+        put(decision, without, predicted_s)
 
     def give_up(self) -> None:
         """Nothing more is profiled for quotas."""

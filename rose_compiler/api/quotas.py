@@ -7,7 +7,7 @@ from rose_compiler.base.machine import Machine, detect_cpu, load_machine
 from rose_compiler.base.profile import Profile
 from rose_compiler.base.quota import ANY_DEVICE, Backend, QuotaPlan
 from rose_compiler.runtime.quotas import all_backends, devices, usable
-from rose_compiler.tune.branches import Alone, branches, divide
+from rose_compiler.tune.branches import Alone, HandOffs, branches, divide
 
 VIRTUAL = "virtual:"
 #: Lanes of components that live in processes of their own begin with one of these.
@@ -21,14 +21,16 @@ def plan_quotas(
     alone: Alone | None = None,
     outside_s: float = 0.0,
     than: QuotaPlan | None = None,
+    hand_offs: HandOffs | None = None,
 ) -> QuotaPlan:
     """The plan for one profile; without shares where there is nothing to divide, and a note why.
 
     ``backend`` is the argument of ``compile``. A virtual machine is planned for as if lanes in
     processes of their own shared it through MPS, and its times and activity are those measured
     here. ``alone`` has responses of operations, in cores if nothing ran beside them, or in chunks
-    of SMs; ``outside_s`` are seconds of an iteration that no operation takes. What is predicted
-    without the plan is equal shares, or the plan ``than``.
+    of SMs; ``outside_s`` are seconds of an iteration that no operation takes, ``hand_offs`` those
+    from handing a call over to its start, and from its end to its result. What is predicted without
+    the plan is equal shares, or the plan ``than``.
 
     Raises ``ConfigError`` (``config-machine``) for a virtual machine that nothing describes.
     """
@@ -38,7 +40,7 @@ def plan_quotas(
         notes.append("no iteration was profiled yet, so nothing is known of the lanes")
         return QuotaPlan(kind, machine, device=device, notes=tuple(notes))
     chunks = machine.cores if kind == "cores" else machine.chunks
-    graph = branches(timeline, chunks, alone)
+    graph = branches(timeline, chunks, alone, hand_offs)
     if len(graph.lanes) < 2:
         notes.append("one lane does everything, so it has the whole device")
     elif chunks < len(graph.lanes):

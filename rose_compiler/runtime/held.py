@@ -28,6 +28,7 @@ _PLAIN = (
 #: What holds no tensor either, unless it holds objects.
 _ARRAYS = (np.ndarray, np.void)
 _CONTAINERS = (tuple, list, dict, deque, set, frozenset)
+_FIXED = (tuple, frozenset)
 #: What leads to far more than it stands for, or holds what can't be seen from outside.
 _CLOSED = (
     *(types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType),
@@ -63,6 +64,10 @@ def looked(value: Any) -> tuple[list[torch.Tensor], list[Any]]:
             if base is not kind:
                 rest.append(at)
             if base is None:
+                continue
+            if base in _FIXED and base.__len__(at) > left:
+                if base is kind:
+                    rest.append(at)  # nothing is ever taken out of it
                 continue
             # copied at once: what is taken out of it later must stay as well
             items = list(dict.values(at) if base is dict else base.__iter__(at))

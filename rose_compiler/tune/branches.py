@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rose_compiler.base.machine import Task
-from rose_compiler.base.profile import Profile, Timeline
+from rose_compiler.base.profile import Profile, Span, Timeline
 from rose_compiler.base.quota import COORDINATOR
 from rose_compiler.tune.critical import lane_slack, timing
 from rose_compiler.tune.response import Response, fit
@@ -40,24 +40,35 @@ class Branches:
 
     @property
     def lanes(self) -> tuple[str, ...]:
-        """The lanes in order of their first task."""
-        return tuple(dict.fromkeys(task.lane for task in self.tasks))
+        """The lanes that may get a quota, in order of their first task."""
+        lanes = dict.fromkeys(task.lane for task in self.tasks)
+        return tuple(lane for lane in lanes if not lane.startswith(_WAY))
 
 
 #: Responses of operations by key: in cores, of what nothing ran beside, or in chunks of SMs.
 Alone = Mapping[str, Response]
+#: Seconds by operation from handing a call over to its start, and from its end to its result.
+HandOffs = Mapping[str, tuple[float, float]]
+#: Lanes of what goes from one lane to another: each has one of its own.
+_WAY = "way of "
 
 
-def alone_in(profiles: Mapping[int, Sequence[Profile]]) -> Alone:
+def alone_in(
+    profiles: Mapping[int, Sequence[Profile]],
+    inside: Mapping[int, Sequence[Mapping[str, float]]] | None = None,
+) -> Alone:
     """Responses fitted to profiles in program order, by the number of cores of each side.
 
-    Of several profiles with one number the shortest time counts: disturbances only add.
+    ``inside`` has, for each profile, the seconds of operations whose span there is longer than they
+    ran: calls of components in processes. Of several profiles with one number the shortest time
+    counts: disturbances only add.
     """
     points: dict[str, dict[int, float]] = {}
     for count, found in profiles.items():
-        for one in (op for profile in found for op in profile.ops):
-            known = points.setdefault(one.op, {})
-            known[count] = min(known.get(count, math.inf), one.median_s)
+        for profile, known in zip(found, (inside or {}).get(count, [{}] * len(found)), strict=True):
+            for one in profile.ops:
+                at = points.setdefault(one.op, {})
+                at[count] = min(at.get(count, math.inf), known.get(one.op, one.median_s))
     return {op: fit([*known.items()]) for op, known in points.items()}
 
 
@@ -94,19 +105,37 @@ def responses(
     return {op: fit(found) for op, found in points.items()}
 
 
-def branches(timeline: Timeline, chunks: int, alone: Alone | None = None) -> Branches:
+def branches(
+    timeline: Timeline,
+    chunks: int,
+    alone: Alone | None = None,
+    hand_offs: HandOffs | None = None,
+) -> Branches:
     """The graph of one iteration on a device of so many chunks.
 
     With ``alone``, an operation is planned with the response that was measured of it: what it takes
-    by itself on cores, a chunk being a core, since quotas end the fight for them.
+    by itself on cores, a chunk being a core, since quotas end the fight for them. With
+    ``hand_offs`` a call starts so much later than what it waits for ended, and what waits for its
+    result so much later than that, whatever the quotas: who has work of its own meanwhile waits for
+    neither.
     """
+    ways = hand_offs or {}
+    taken_in = _taken_in(timeline, ways)
     spans = sorted(timeline.spans, key=lambda s: (s.start_s, s.end_s))
     ended: dict[str, tuple[list[float], list[str]]] = {}
     tasks: list[Task] = []
     curves: dict[str, Response] = {}
+
+    def way(name: str, seconds: float, after: list[str]) -> str:
+        tasks.append(Task(name, _WAY + name, max(0.0, seconds), after=tuple(after)))
+        curves[name] = Response(max(0.0, seconds), 0.0)
+        return name
+
     for number, span in enumerate(spans):
         lane, name = span.lane or COORDINATOR, f"{number} {span.label or span.op}"
         latest = span.start_s + _EARLY * span.duration_s
+        if span.op in ways and span.issue_s is not None:
+            latest = span.issue_s  # what ended on its way it did not wait for
         after = []
         for other, (ends, names) in ended.items():
             if other != lane and (at := bisect.bisect_right(ends, latest)):
@@ -115,13 +144,31 @@ def branches(timeline: Timeline, chunks: int, alone: Alone | None = None) -> Bra
         busy = max(1e-3, span.activity) * chunks
         if curve is None:
             curve = Response(0.0, max(0.0, span.duration_s) * busy, busy)
+        if span.op in ways:
+            after = [way(f"{name}, sent", ways[span.op][0], after)]
         tasks.append(Task(name, lane, curve.seconds(chunks), busy, tuple(after)))
         curves[name] = curve
+        if span.op in ways:
+            name = way(f"{name}, taken in", ways[span.op][1], [name])
         ends, names = ended.setdefault(lane, ([], []))
+        end = taken_in.get(span, span.end_s)
         # ends of a lane that runs in order increase; where clocks disagree, the later one counts
-        ends.append(max(span.end_s, ends[-1] if ends else span.end_s))
+        ends.append(max(end, ends[-1] if ends else end))
         names.append(name)
     return Branches(tuple(tasks), curves)
+
+
+def _taken_in(timeline: Timeline, hand_offs: HandOffs) -> dict[Span, float]:
+    """When the results of calls were here: nothing waited for those that were not."""
+    found: dict[Span, float] = {}
+    for op in hand_offs:
+        runs = sorted((s for s in timeline.spans if s.op == op), key=lambda s: s.start_s)
+        waits = sorted((s for s in timeline.waits if s.op == op), key=lambda s: s.start_s)
+        if len(runs) == len(waits):
+            found |= {
+                run: max(run.end_s, wait.end_s) for run, wait in zip(runs, waits, strict=True)
+            }
+    return found
 
 
 @dataclass(frozen=True)

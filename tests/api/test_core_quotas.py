@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,11 @@ import rose_compiler
 from rose_compiler.api import cores
 from rose_compiler.api.cores import CoreQuotas
 from rose_compiler.api.options import Options
+from rose_compiler.api.points import Points
 from rose_compiler.api.tuning import Tuning
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import ConfigError, fail
+from rose_compiler.base.profile import OpTime, Profile, Span, Timeline
 from rose_compiler.base.remarks import RemarkLog
 from rose_compiler.runtime.hosts.hosted import Hosted
 from rose_compiler.sim import ShardedEnv
@@ -110,6 +113,29 @@ def test_a_search_tries_what_the_profile_speaks_for(far: Hosted, threads: None) 
     assert (few in planned.notes) is (few in " ".join(table.split())) is (len(CORES) == 2)
     step.close()
     assert far.where() == (CORES, 2)
+
+
+def test_what_a_call_takes_on_its_way_is_told_from_what_the_component_takes(far: Hosted) -> None:
+    points = Points(frozenset(sorted(CORES)[:2]))
+    op, lane = "loop/step", "host:far"
+    while points.count is not None:
+        with points.held({lane: far}):
+            for _ in range(3):
+                far.where()
+            assert far.rose_calls is not None
+            calls = [*far.rose_calls]
+        assert far.rose_calls is None
+        assert all(a <= b <= c <= d for a, b, c, d in calls)
+        spans = tuple(Span(op, "", call[0], call[3]) for call in calls)
+        whole = statistics.median(span.duration_s for span in spans)
+        timeline = Timeline((*spans, Span("act", "", 0.0, 1.0)))
+        points.took(Profile("here", (1.0,), (OpTime(op, 3, whole, whole),), timeline))
+    points.release()
+    beside = Timeline((Span(op, lane, 0.0, 1.0), Span("act", "", 0.0, 1.0)))
+    alone, ways = points.responses(beside)
+    assert set(ways) == {op}
+    assert min(ways[op]) > 0
+    assert alone[op].seconds(1) < points.responses(None)[0][op].seconds(1), "a round trip"
 
 
 @pytest.mark.parametrize("trips", [3, 8])

@@ -307,6 +307,10 @@ def test_objects_are_looked_into_as_far_as_that_goes() -> None:
     assert [bool(looked(v)[1]) for v in (x, (x, [1.0]), {"a": x}, deep, torch.Size([1]))] == [
         *(False, False, False, True, False)
     ]
+    long = tuple(torch.ones(1) for _ in range(2000))
+    assert looked((long,))[1][0] is long, "what can't change is held as it is"
+    (copied,) = looked([*long])[1]
+    assert copied == [*long]
 
 
 class Drawn(Mapping[str, torch.Tensor]):

@@ -5,6 +5,7 @@ import pytest
 from rose_compiler.base.profile import OpTime, Profile, Span, Timeline
 from rose_compiler.base.quota import COORDINATOR
 from rose_compiler.tune.branches import alone_in, branches, divide, responses
+from rose_compiler.tune.response import Response
 
 
 def spans(*rows: tuple[str, str, float, float, float]) -> Timeline:
@@ -32,6 +33,41 @@ def test_what_had_ended_elsewhere_was_waited_for() -> None:
     step = graph.curves["2 step"]
     assert step.seconds(16) == pytest.approx(4.0)
     assert step.seconds(6.4) == pytest.approx(8.0)  # it kept 12.8 of 16 chunks busy
+
+
+def test_the_way_to_another_process_is_no_work_and_hidden_by_who_is_busy() -> None:
+    """Two halves in turn: the simulator is woken for the first step only."""
+    act = Response(0.0, 2.0, 1.0)
+    timeline = Timeline(
+        (
+            Span("act", "", 0.0, 2.0),
+            Span("step", "host:sim", 2.5, 4.5, issue_s=2.0),
+            Span("look", "", 2.1, 2.4),  # while the first step is on its way
+            Span("act 2", "", 2.4, 4.8),
+            Span("step 2", "host:sim", 4.9, 6.9, issue_s=4.8),
+            Span("last", "", 7.3, 9.0),
+        ),
+        waits=(
+            Span("step", "host:sim", 4.8, 5.0),  # it is here behind the second one's start
+            Span("step 2", "host:sim", 5.0, 7.2),
+        ),
+    )
+    alone = dict.fromkeys(("act", "act 2", "last"), act) | dict.fromkeys(
+        ("step", "step 2"), Response(1.0, 1.0)
+    )
+    alone["look"] = Response(0.1, 0.0)
+    ways = {"step": (0.5, 0.4), "step 2": (0.5, 0.4)}
+    graph = branches(timeline, 2, alone, ways)
+    assert graph.lanes == (COORDINATOR, "host:sim")
+    after = {task.name: task.after for task in graph.tasks}
+    assert after["1 look"] == after["2 act 2"] == ()
+    assert after["3 step, sent"] == ("0 act",)
+    assert after["3 step"] == ("3 step, sent",)
+    assert after["4 step 2, sent"] == ("2 act 2",)
+    assert after["5 last"] == ("4 step 2, taken in",)
+    found = divide(graph, 2)
+    # act, look, act 2; half a second to step 2, two for it and 0.4 back, then the last one
+    assert found.predicted_s == pytest.approx(2.0 + 0.1 + 2.0 + 0.5 + 2.0 + 0.4 + 2.0)
 
 
 def test_clocks_of_other_processes_may_be_a_little_off() -> None:

@@ -11,6 +11,7 @@ import functools
 import mmap
 import os
 import pickle
+import time
 import types
 from collections.abc import Callable, Collection
 from functools import partial
@@ -51,6 +52,9 @@ class Hosted:
         self.rose_stateless = False  # nothing is lost with its process but time
         self._start = self._first = start  # now, and before any quota
         self._extra: dict[str, dict[str, str]] = {}  # variables of its process, by who gave them
+        #: Of each call that is waited for at once: when it began, when it ran there (start, end),
+        #: and when its result was here; kept while somebody asks for them.
+        self.rose_calls: list[tuple[float, float, float, float]] | None = None
         self._threads: int | None = None  # of torch's operations, by a quota
         #: What could not be had, for ``explain()``.
         self.rose_remarks: list[Remark] = []
@@ -86,10 +90,13 @@ class Hosted:
     __call__.__rose_hosted__ = True  # type: ignore[attr-defined]
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        began = time.perf_counter()
         pending = self._begin(method, args, kwargs)
         if deferring():
             return pending
         value = pending.result()
+        if self.rose_calls is not None and pending.times is not None:
+            self.rose_calls.append((began, *pending.times[:2], time.perf_counter()))
         if pending.phases:
             phases.note(pending.phases)
         return value
