@@ -31,11 +31,10 @@ from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.runtime.hosts.moving import starts_with
 from rose_compiler.runtime.quotas.cores import AppliedCores, Cores
 from rose_compiler.runtime.quotas.moves import move
+from rose_compiler.runtime.quotas.planned import CORES as BY
 from rose_compiler.tune.levels import LEAST
 
 PASS = "quota"
-#: Who gives variables to processes here, beside others.
-BY = "cores"
 _AGAIN = (
     "iterations have changed their length for good: operations are measured anew, and cores planned"
 )
@@ -232,10 +231,13 @@ class CoreQuotas:
     def _bind(self, name: str, component: Any, cores: frozenset[int], count: int) -> None:
         self._before[name] = component, frozenset(os.sched_getaffinity(component.pid))
         lane = name.rpartition(" ")[0]
-        if component.rose_limit(cores, count):
-            return
         assert self._applied is not None
-        starts_with(component, self._applied.environment(lane), BY)  # whenever another takes over
+        variables = self._applied.environment(lane)
+        under = getattr(component, "rose_planned", None)
+        started = under is not None and under.environment(lane) == variables
+        if component.rose_limit(cores, count) or started:
+            return
+        starts_with(component, variables, BY)  # whenever another takes over
         self._counted.append(component)
         if (lane, count) not in self._renewed:
             self._fixed[lane] = component

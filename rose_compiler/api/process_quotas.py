@@ -27,6 +27,7 @@ from rose_compiler.api.profiling import Instrumented, Profiling
 from rose_compiler.api.quota_trial import Measured, Plan, Trial, misfit, parts_of, units
 from rose_compiler.api.quotas import plan_quotas
 from rose_compiler.api.schedules import Schedule
+from rose_compiler.api.started_quotas import StartedQuotas
 from rose_compiler.api.tuning import Tuning
 from rose_compiler.base.errors import QuotaError
 from rose_compiler.base.machine import detect_cpu
@@ -36,12 +37,11 @@ from rose_compiler.base.remarks import Blocker, Remark, RemarkLog
 from rose_compiler.runtime.hosts.moving import starts_with
 from rose_compiler.runtime.quotas import Applied, Device, QuotaBackend, all_backends, devices
 from rose_compiler.runtime.quotas.moves import move
+from rose_compiler.runtime.quotas.planned import SMS as BY
 from rose_compiler.tune.blocks import COLD, MARGIN, Budget, least_s, spent
 from rose_compiler.tune.levels import too_few
 
 PASS = "quota"
-#: Who gives variables to processes here, beside others.
-BY = "sms"
 
 
 class ProcessQuotas:
@@ -65,6 +65,7 @@ class ProcessQuotas:
         self.iteration_s = 0.0
         #: The plan that not all could be moved to: for the next start.
         self.pending: QuotaPlan | None = None
+        self._started = StartedQuotas(log)
         self._applied: Applied | None = None
         self._holds: QuotaPlan | None = None  # what was applied last
         self._moved: dict[str, Any] = {}  # components that went to other processes, by lane
@@ -94,6 +95,9 @@ class ProcessQuotas:
     ) -> None:
         """:meth:`boundary` for the schedules of one unit, of which ``schedule`` runs; ``backend``
         is ``compile``'s."""
+        if self._started.between(objects, tuning, profiling, backend):
+            self.plan, self.pending = self._started.plan, self._started.pending
+            return
         if tuning.settled:
             self._earlier(objects, tuning.entry, schedule)
         if tuning.drifts != self._drifts:

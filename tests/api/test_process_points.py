@@ -18,6 +18,7 @@ from rose_compiler.api.process_quotas import ProcessQuotas
 from rose_compiler.api.quota_trial import units
 from rose_compiler.api.quotas import plan_quotas
 from rose_compiler.base.decision import Decision
+from rose_compiler.base.errors import fail
 from rose_compiler.base.gpu import Kernel, simulate_gpu
 from rose_compiler.base.machine import load_machine
 from rose_compiler.base.profile import Profile, Span, Timeline
@@ -62,15 +63,36 @@ def seconds(timeline: Timeline) -> float:
 
 
 class Backend:
-    """In place of MPS: it says yes."""
+    """In place of MPS: it says yes. ``fixed``: plans are not changed while they are in force, as
+    with partitions; ``refused`` and ``gone`` say at which question it says no, counted from 1."""
 
     name = "mps-percentage"
 
+    def __init__(self, fixed: bool = False, refused: int = 0, gone: int = 0) -> None:
+        self.fixed, self.refused, self.gone = fixed, refused, gone
+        self.applied = self.checks = self.open = 0
+
     def apply(self, plan: QuotaPlan) -> Any:
-        made = SimpleNamespace(plan=plan, check=lambda: None, close=lambda: None, started=None)
+        self.applied += 1
+        if self.applied == self.refused:
+            raise fail("quota-mps-refused", "not enough free chunks")
+        self.open += 1
+        assert self.open == 1, "one at a time"
+        made = SimpleNamespace(plan=plan, check=self.check, started=None)
         made.environment = lambda lane: made.plan.environment(lane)
-        made.replan = lambda other: setattr(made, "plan", other)
+        made.replan = lambda other: self.replan(made, other)
+        made.close = lambda: setattr(self, "open", 0)
         return made
+
+    def replan(self, made: Any, plan: QuotaPlan) -> None:
+        if self.fixed:
+            raise fail("quota-fixed", "partitions stay while clients run in them")
+        made.plan = plan
+
+    def check(self) -> None:
+        self.checks += 1
+        if self.checks == self.gone:
+            raise fail("quota-mps-died", "the daemon exited with status 1")
 
 
 @pytest.fixture
@@ -86,9 +108,9 @@ def quotas(monkeypatch: pytest.MonkeyPatch) -> ProcessQuotas:
     return made()
 
 
-def made(gpu: Device = GPU) -> ProcessQuotas:
-    backends: Any = lambda: [Backend()]  # noqa: E731
-    return ProcessQuotas(RemarkLog(), lambda: True, backends, lambda: [gpu])
+def made(gpu: Device = GPU, backend: Backend | None = None) -> ProcessQuotas:
+    one: Any = backend or Backend()
+    return ProcessQuotas(RemarkLog(), lambda: True, lambda: [one], lambda: [gpu])
 
 
 def driven(
@@ -174,6 +196,37 @@ def test_points_are_measured_within_the_time_for_tuning(quotas: ProcessQuotas) -
     assert 0 < len(tried) < LEAST
     assert quotas.plan is None
     assert "not compared to the end" in quotas._log[-1].why
+
+
+def test_partitions_are_given_back_for_every_plan_that_is_measured(quotas: ProcessQuotas) -> None:
+    backend = Backend(fixed=True)
+    quotas = made(backend=backend)
+    tried, _ = driven(quotas)
+    assert len(tried) > LEAST
+    assert quotas.plan is not None
+    assert backend.applied == len(tried)
+    assert backend.open == 1
+    quotas.release()
+    assert backend.open == 0
+
+
+@pytest.mark.parametrize(
+    ("no", "why"),
+    [
+        ({"refused": 2, "fixed": True}, "the plan was refused: not enough free chunks"),
+        ({"gone": 3}, "quotas have gone: the daemon exited with status 1"),
+        ({"gone": 30}, "quotas have gone: the daemon exited with status 1"),
+    ],
+)
+def test_what_goes_wrong_while_plans_are_measured_costs_the_quotas_only(
+    quotas: ProcessQuotas, no: dict[str, Any], why: str
+) -> None:
+    backend = Backend(**no)
+    quotas = made(backend=backend)
+    driven(quotas)
+    assert (quotas.plan, backend.open) == (None, 0)
+    assert [remark.code for remark in quotas._log] == ["not-available"]
+    assert why in quotas._log[-1].why
 
 
 DECISION = Decision(hosted=True)

@@ -44,7 +44,12 @@ class Hosted:
     rose_hosted = True
 
     def __init__(
-        self, start: Callable[..., Any], name: str, timeout: float | None, threads: int = 1
+        self,
+        start: Callable[..., Any],
+        name: str,
+        timeout: float | None,
+        threads: int = 1,
+        planned: Any = None,
     ) -> None:
         self.name = name
         self.rose_threads = threads  # of its numeric libraries, for quotas
@@ -55,16 +60,24 @@ class Hosted:
         #: Of each call that is waited for at once: when it began, when it ran there (start, end),
         #: and when its result was here; kept while somebody asks for them.
         self.rose_calls: list[tuple[float, float, float, float]] | None = None
+        #: The plan that it was started under, a ``Planned``, if any.
+        self.rose_planned = planned
+        if planned is not None:
+            given = planned.environment(f"host:{name}")
+            self._extra = {planned.by: given}
+            first = cast("partial[Any]", start).keywords["environment"]
+            self._start = partial(start, environment={**first, **given})
         self._threads: int | None = None  # of torch's operations, by a quota
         #: What could not be had, for ``explain()``.
         self.rose_remarks: list[Remark] = []
-        self._version = 0
-        self._replied = 0
+        self._version = self._replied = 0
         self._published: parameters.Published | None = None
         self._journal: Journal | None = None
         self._host: Any = None
         self._until: float | None = None
         self._open()
+        if planned is not None:
+            planned.join().started(f"host:{name}", self.pid)
 
     def _open(self) -> None:
         self._memory = Places(self._share)
@@ -358,6 +371,9 @@ class Hosted:
         finally:
             self._memory = Places(self._share)
             self._published = None
+            planned, self.rose_planned = self.rose_planned, None
+            if planned is not None:
+                planned.leave()
 
     def rose_limit(self, cores: Collection[int] | None, threads: int | None) -> bool:
         """Bind the process to these cores, and torch's operations in it to so many threads; what

@@ -8,13 +8,15 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from rose_compiler.base.errors import fail
-from rose_compiler.base.quota import THREADS
+from rose_compiler.base.quota import THREADS, QuotaPlan
+from rose_compiler.base.remarks import Remark
 from rose_compiler.runtime.hosts import served
 from rose_compiler.runtime.hosts.child import own_cores
 from rose_compiler.runtime.hosts.host import InlineHost
 from rose_compiler.runtime.hosts.hosted import Hosted
 from rose_compiler.runtime.hosts.process import ProcessHost
 from rose_compiler.runtime.hosts.thread import ThreadHost
+from rose_compiler.runtime.quotas.planned import Planned, planned
 
 Kind = Literal["process", "thread", "inline"]
 _HELP = "see `help(rose_compiler.hosted)`"
@@ -27,7 +29,7 @@ def hosted(
     name: str = "",
     threads: int | None = 1,
     cores: Collection[int] | None = None,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | str | os.PathLike[str] | QuotaPlan | None = None,
     timeout: float | None = None,
     start_timeout: float | None = 120.0,
     stateless: bool = False,
@@ -45,7 +47,10 @@ def hosted(
         name: for errors; that of the factory by default.
         threads: threads of numeric libraries in the process; None for as many as cores.
         cores: numbers of the cores that the process may use; None for the caller's.
-        environment: variables added to the caller's before the process starts.
+        environment: variables added to the caller's before the process starts. Or the file of a
+            quota plan (``compiled.quota_plan.save(file)``), or the plan: the process starts with
+            its share for ``"host:" + name``. Without one, while there is no such file for instance,
+            it starts without a quota, and `explain()` says so.
         timeout: seconds that an answer may take; the process is killed then, and with `stateless`
             or `recover` a new one takes over. None: no limit.
         start_timeout: seconds for starting the process and building the component, in a thread for
@@ -60,6 +65,7 @@ def hosted(
 
     Raises:
         FactoryError: if the factory can't be pickled; the message names what holds it back.
+        QuotaError: ``quota-file`` if `environment` is a file that holds no quota plan.
         RuntimeFault: ``host-start`` if the process can't be started.
         ConfigError: for another kind of host, and for threads, cores and variables that can't be.
     """
@@ -78,7 +84,13 @@ def hosted(
         )
     name = name or getattr(factory, "__name__", "component")
     build = partial(served.Served, factory)
-    start: Callable[[], Any]
+    start: Callable[..., Any]
+    under: Planned | None = None
+    remarks: list[Remark] = []
+    if environment is not None and not isinstance(environment, Mapping):
+        if host == "process":
+            under, remarks = planned(environment, f"host:{name}")
+        environment = None
     if threads is None:
         threads = len(os.sched_getaffinity(0) if cores is None else cores)
     if host == "process":
@@ -103,7 +115,8 @@ def hosted(
         )
     else:
         start = partial(InlineHost, build, name=name, timeout=timeout)
-    made = Hosted(start, name, timeout, threads)
+    made = Hosted(start, name, timeout, threads, under)
+    made.rose_remarks += remarks
     if host == "process" and (stateless or recover):
         made.rose_guard(stateless)
     return made

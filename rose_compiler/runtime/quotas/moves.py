@@ -34,14 +34,7 @@ def move(
         component = components[lane]
         try:
             if not moving.movable(component):
-                why = f"the quota of {lane} needs a new process, and its component can't hand over"
-                missed.append(
-                    _missed(
-                        "hosted-elsewhere",
-                        f"{why} its state: it waits for the next start",
-                        "`get_state` and `set_state` on the component, or `stateless=True`",
-                    )
-                )
+                missed.append(Remark.from_blocker("quota", waits(lane)))
                 continue
             made[lane] = moving.successor(component, environment, by)
             started(lane, made[lane].pid)
@@ -55,6 +48,17 @@ def move(
             missed.append(_stays(lane, error))
             _end(other)
     return missed
+
+
+def waits(lane: str) -> Blocker:
+    """The quota of a lane can't be given to the process that its component lives in."""
+    return Blocker(
+        "hosted-elsewhere",
+        f"the quota of {lane} needs a new process, and its component can't hand over its state: it "
+        "waits for the next start",
+        "`get_state` and `set_state` on the component, or `stateless=True`; or keep the plan with "
+        "`compiled.quota_plan.save(file)`, and start with `hosted(..., environment=file)`",
+    )
 
 
 def _end(other: Hosted | None) -> None:

@@ -42,6 +42,14 @@ class Stuck:
         return self.count
 
 
+class Fixed(Stuck):
+    """Counts, can't hand anything over, and tells of its environment."""
+
+    def seen(self, name: str) -> str | None:
+        """A variable of its environment."""
+        return os.environ.get(name)
+
+
 class Moody(Counter):
     """Refuses to take over a state."""
 
