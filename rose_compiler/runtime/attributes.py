@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -67,40 +68,65 @@ class Attributes:
     def noting(self) -> Iterator[Touched]:
         """Note what is touched in this context, on any thread."""
         touched = Touched()
-        with _patched(list(self._patches(touched))):
+        with _patched(list(self._patches()), (self._owners, touched)):
             yield touched
 
-    def _patches(self, touched: Touched) -> Iterator[tuple[type, str, Any]]:
+    def _patches(self) -> Iterator[tuple[type, str, Making]]:
         for cls in self._classes:
-            yield cls, "__getattribute__", _reads(cls.__getattribute__, self._owners, touched)
-            yield cls, "__setattr__", _writes(cls.__setattr__, self._owners, touched)
+            yield cls, "__getattribute__", _reads
+            yield cls, "__setattr__", _writes
         for name in _READERS:
-            yield torch.Tensor, name, _tensor_reads(getattr(torch.Tensor, name), touched)
+            yield torch.Tensor, name, _tensor_reads
+
+
+#: Watched objects by identity, each with its name, and where notes of them go.
+_Watcher = tuple[dict[int, tuple[str, Any]], Touched]
 
 
 @contextmanager
-def _patched(patches: list[tuple[type, str, Any]]) -> Iterator[None]:
-    """Set attributes of classes, and put them back."""
-    done: list[tuple[type, str, Any]] = []
+def _patched(patches: list[tuple[type, str, Making]], watcher: _Watcher) -> Iterator[None]:
+    """Let attributes of classes take notes for a watcher. Several may watch the same class, in
+    several threads: the last one to end, whichever that is, leaves it as the first one found it."""
+    done: list[tuple[type, str]] = []
     try:
-        for cls, name, value in patches:
-            done.append((cls, name, cls.__dict__.get(name)))
-            type.__setattr__(cls, name, value)
+        for cls, name, make in patches:
+            with _patching:
+                done.append((cls, name))
+                hook = _hooks.get((cls, name))
+                if hook is None:
+                    hook = _Hook(getattr(cls, name), cls.__dict__.get(name), make)
+                    _hooks[cls, name] = hook
+                    type.__setattr__(cls, name, hook)
+                hook.watchers += (watcher,)
         yield
     finally:
-        for cls, name, before in reversed(done):
-            if before is None:
-                type.__delattr__(cls, name)
-            else:
-                type.__setattr__(cls, name, before)
+        for cls, name in reversed(done):
+            with _patching:
+                _unwatched(cls, name, watcher)
+
+
+def _unwatched(cls: type, name: str, watcher: _Watcher) -> None:
+    hook = _hooks.get((cls, name))
+    if hook is None:
+        return
+    hook.watchers = tuple(w for w in hook.watchers if w is not watcher)
+    if hook.watchers:
+        return
+    del _hooks[cls, name]
+    if hook.before is not None:
+        type.__setattr__(cls, name, hook.before)
+    elif name in cls.__dict__:
+        type.__delattr__(cls, name)
 
 
 class _Hook:
     """A method that takes notes; a copy that is pickled with its class is the method itself."""
 
-    def __init__(self, original: Callable[..., Any], call: Callable[..., Any]) -> None:
+    def __init__(self, original: Callable[..., Any], before: Any, make: Making) -> None:
         self.original = original
-        self.call = call
+        self.before = before  # what the class itself had, None where it inherits
+        self.watchers: tuple[_Watcher, ...] = ()
+        self.call = make(self)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else self.call.__get__(instance, owner)
@@ -112,42 +138,50 @@ class _Hook:
         return _same, (self.original,)
 
 
+Making = Callable[[_Hook], Callable[..., Any]]
+_hooks: dict[tuple[type, str], _Hook] = {}
+_patching = threading.Lock()
+
+
 def _same(value: Any) -> Any:
     return value
 
 
-def _reads(
-    original: Callable[..., Any], owners: dict[int, tuple[str, Any]], touched: Touched
-) -> Any:
+def _reads(hook: _Hook) -> Callable[..., Any]:
+    original = hook.original
+
     def __getattribute__(self: Any, name: str) -> Any:
         value = original(self, name)
-        found = owners.get(id(self))
-        if found is not None and not name.startswith("__") and name not in _MODULE:
-            touched.values.setdefault((found[0], name), value)
-            _line(touched, found[0], name)
+        for owners, touched in hook.watchers:
+            found = owners.get(id(self))
+            if found is not None and not name.startswith("__") and name not in _MODULE:
+                touched.values.setdefault((found[0], name), value)
+                _line(touched, found[0], name)
         return value
 
-    return _Hook(original, __getattribute__)
+    return __getattribute__
 
 
-def _writes(
-    original: Callable[..., Any], owners: dict[int, tuple[str, Any]], touched: Touched
-) -> Any:
+def _writes(hook: _Hook) -> Callable[..., Any]:
+    original = hook.original
+
     def __setattr__(self: Any, name: str, value: Any) -> None:
         original(self, name, value)
-        found = owners.get(id(self))
-        if found is not None:
-            _line(touched, found[0], name)
+        for owners, touched in hook.watchers:
+            found = owners.get(id(self))
+            if found is not None:
+                _line(touched, found[0], name)
 
-    return _Hook(original, __setattr__)
+    return __setattr__
 
 
-def _tensor_reads(original: Callable[..., Any], touched: Touched) -> Any:
+def _tensor_reads(hook: _Hook) -> Callable[..., Any]:
     def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        touched.tensors.append(self)
-        return original(self, *args, **kwargs)
+        for _, touched in hook.watchers:
+            touched.tensors.append(self)
+        return hook.original(self, *args, **kwargs)
 
-    return _Hook(original, read)
+    return read
 
 
 def _line(touched: Touched, owner: str, name: str) -> None:

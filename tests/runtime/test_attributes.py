@@ -105,3 +105,19 @@ def test_an_object_is_pickled_as_ever_meanwhile() -> None:
     with Attributes([("p", plain)]).noting():
         again = pickle.loads(pickle.dumps(plain))
     assert again.gain == 1.0
+
+
+def test_watches_that_overlap_leave_classes_as_they_were() -> None:
+    """As of two trainings in two threads: the one that began first ends first."""
+    found = before_and_after(Plain), torch.Tensor.__dict__.get("numpy")
+    mine, other, tensor = Plain(), Plain(), torch.zeros(1)
+    first, second = (Attributes([("p", p)]).noting() for p in (mine, other))
+    touched = first.__enter__(), second.__enter__()
+    assert (mine.gain, other.gain) == (1.0, 1.0)
+    first.__exit__(None, None, None)
+    mine.gain, other.table = 2.0, tensor.numpy()
+    second.__exit__(None, None, None)
+    assert [t.line_of("p", "gain") is not None for t in touched] == [True, True]
+    assert [t.line_of("p", "table") is not None for t in touched] == [False, True]
+    assert [len(t.tensors) for t in touched] == [0, 1]
+    assert (before_and_after(Plain), torch.Tensor.__dict__.get("numpy")) == found
