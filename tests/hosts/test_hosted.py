@@ -83,6 +83,19 @@ def test_memory_is_shared_once_for_calls_alike(process: Hosted) -> None:
     assert sizes[1] > sizes[0]
 
 
+def test_values_that_grow_with_every_call_leave_no_memory_behind(process: Hosted) -> None:
+    for k in range(1, 60):
+        found = process.echo(np.full(2000 * k, float(k)))
+        assert found.shape == (2000 * k,)
+        assert (found == k).all()
+    status = os.fstat(process._host._child.memory)
+    # two places each for arguments and results, half as large again as they have to be
+    assert 512 * status.st_blocks <= 4 * 1.5 * found.nbytes + (1 << 20)
+    for k in range(3):  # kept on neither side
+        process.echo([k, "x" * 5000])
+    assert max(len(call.blob) for call in process._numbers._known) < 5000
+
+
 def test_a_call_like_an_earlier_one_is_sent_as_a_number(process: Hosted) -> None:
     sent: list[bytes] = []
     submit = process._host.submit_raw

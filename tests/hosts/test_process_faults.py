@@ -9,14 +9,18 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from host_parts import Part, dying_factory, sleeping_factory
+from host_parts import Closing, Part, dying_factory, sleeping_factory
 
 from rose_compiler.base.errors import FactoryError, HostDied, HostTimeout, RuntimeFault
 from rose_compiler.runtime.hosts import ProcessHost
+from rose_compiler.runtime.hosts.channel import Frames
+from rose_compiler.runtime.hosts.process import abandon_all
 from tests.awake import until, within
 
 HERE = Path(__file__).parent
@@ -323,3 +327,43 @@ for h in hosts:
         _, err = finish(process)
     assert err == ""
     assert all(gone(pid) for pid in pids)
+
+
+def test_ctrl_c_within_a_message_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a request, or of an answer, would be taken for the beginning of the next one."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    hosts = [ProcessHost(Part) for _ in range(2)]
+    for host in hosts:
+        host.ready()
+    busy = hosts[0].submit("sleep", 600.0)
+    monkeypatch.setattr(
+        hosts[0], "_poll", SimpleNamespace(modify=lambda *_: None, poll=interrupted)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        hosts[0].submit("echo", b"x" * (1 << 23))  # more than fits between two processes
+    monkeypatch.undo()
+    asked = hosts[1].submit("add", 1)
+    monkeypatch.setattr(Frames, "feed", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        hosts[1].wait(asked)
+    monkeypatch.undo()
+    for host, ticket in zip(hosts, (busy, asked), strict=True):
+        for use in (partial(host.wait, ticket), partial(host.call, "add", 1)):
+            with pytest.raises(HostDied, match="an interrupt had cut a message"):
+                use()
+        assert gone(host.pid)
+
+
+def test_a_forked_copy_of_the_caller_holds_no_worker_up(tmp_path: Path) -> None:
+    """It has the socket open too, so that closing it here is not the end of it."""
+    host = ProcessHost(functools.partial(Closing, str(tmp_path / "closed")))
+    host.ready()
+    held = os.dup(host._child.sock.fileno())  # as a process has it that was forked meanwhile
+    try:
+        abandon_all([host])
+        assert (tmp_path / "closed").exists()  # else it was killed for taking too long
+    finally:
+        os.close(held)

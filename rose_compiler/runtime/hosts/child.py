@@ -85,6 +85,7 @@ class Child:
         finally:
             theirs.close()
         self.pidfd = _open_pidfd(self.process.pid)
+        self._parent = os.getpid()
         #: Told of the process before it is killed.
         self.before_kill: Callable[[int], object] | None = None
         self._stopping = threading.Lock()
@@ -135,6 +136,10 @@ class Child:
                 return False
             self._stopped = True
         _running.pop(id(self), None)
+        if os.getpid() == self._parent:
+            # forked processes, such as those of a DataLoader, may hold the socket as well
+            with suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
         os.close(self.memory)
         if self.pidfd is not None:

@@ -10,6 +10,8 @@ from rose_compiler.runtime.hosts.reviving import Call
 
 #: Descriptions of calls that a worker keeps: calls like one of them are sent as a number.
 _KEPT = 256
+#: Bytes of a description that is kept: a longer one is mostly values, which differ each time.
+_LONGEST = 1 << 12
 
 
 class Numbering:
@@ -27,7 +29,7 @@ class Numbering:
         if number is None:
             number = len(self._known)
             how, rest = served.ONCE, pickle.dumps((call.method, call.blob, call.layouts))
-            if number < _KEPT:
+            if number < _KEPT and len(call.blob) <= _LONGEST:
                 how = served.FULL
                 self._known[call] = number
         return served.CALL.pack(number, place, how, phases.wanted(), version) + rest

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rose_compiler.runtime.hosts import arrays, ipc, slots
@@ -41,9 +43,9 @@ class Places:
         """Make that room. Nobody may be using the memory that this replaces."""
         wanted = arrays.room(slots.split(layouts, bool(self.by_handle))[0])
         if wanted > self.arguments[1]:
-            self.arguments = self._new("arguments", wanted)
+            self.arguments = self._new("arguments", wanted, *self.arguments)
         if self._wanted > self.results[1]:
-            self.results = self._new("results", self._wanted)
+            self.results = self._new("results", self._wanted, *self.results)
 
     def pin(self) -> None:
         """Have the host's memory pinned, since tensors of a device are copied there and back."""
@@ -95,10 +97,17 @@ class Places:
         """A result of that size had no room."""
         self._wanted = max(self._wanted, size)
 
-    def _new(self, name: str, size: int) -> tuple[Any, int]:
+    def _new(self, name: str, size: int, old: Any, before: int) -> tuple[Any, int]:
+        # more than is needed where it grows: a value may do so with every call. What is not
+        # written takes no memory
+        size = max(size, before + before // 2 // arrays.ALIGNMENT * arrays.ALIGNMENT)
         if self._pinned is not None:
             self._pinned[name] = None  # let go of first
         memory = self._share(name, PLACES * size, size)
         if self._pinned is not None:
             self._pinned[name] = ipc.pinned(memory)
+        if old is not None:
+            # its file lives as long as the host, and would keep the pages
+            with suppress(AttributeError, OSError, ValueError):
+                old.madvise(mmap.MADV_REMOVE)
         return memory, size

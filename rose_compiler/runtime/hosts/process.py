@@ -176,9 +176,21 @@ class ProcessHost:
             raise self._broken()
         self._count += 1
         ticket = Ticket(self._count, what)
-        self._pending.append(ticket)
-        self._send(ticket, frame(op, self._count & 0xFFFFFFFF, payload))
+        try:
+            self._pending.append(ticket)
+            self._send(ticket, frame(op, self._count & 0xFFFFFFFF, payload))
+        except BaseException:
+            self._cut_short()
+            raise
         return ticket
+
+    def _cut_short(self) -> None:
+        """End the process after Ctrl-C within a message: the next one would be added to half of
+        this one, or an answer taken for another call's."""
+        if self._broken is None:
+            how = "was ended, since an interrupt had cut a message to or from it short"
+            self._break(lambda: self._died(how))
+        self._child.kill()
 
     def _send(self, ticket: Ticket, data: bytes) -> None:
         rest = memoryview(data)
@@ -221,6 +233,13 @@ class ProcessHost:
 
     def _receive(self) -> None:
         """Read what has arrived; resolves the tickets that it answers."""
+        try:
+            self._read()
+        except BaseException:
+            self._cut_short()
+            raise
+
+    def _read(self) -> None:
         frames = self._frames
         try:
             data = self._socket.recv(frames.wanted())
