@@ -237,6 +237,8 @@ class ThreadLane:
 
     def abandon(self) -> None:
         """Leave a thread behind that does not come to an end; it runs nothing more after that."""
+        if self._last is not None and not self._last.done:
+            self.failed.append(self._last)  # what was queued behind it is skipped
         if self._end is not None:
             self._end()
         self._thread = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from rose_compiler.base.recurrence import Recurrence
 from rose_compiler.base.spanlog import SpanLog
 from rose_compiler.kernels import scan
 from rose_compiler.kernels.scan_native import Built
-from rose_compiler.runtime import buffers, faults, gradients, graphs
+from rose_compiler.runtime import buffers, faults, gradients, graphs, switching
 from rose_compiler.runtime.events import DeviceThreadLane, StreamLane, Streams, TorchStreams
 from rose_compiler.runtime.inductor import Forward, Note
 from rose_compiler.runtime.lanes import InlineLane, Lane, ThreadLane
@@ -36,9 +35,6 @@ from rose_compiler.runtime.remote import ComponentLane, HostLane, ShardLane
 GRACE = 4.0
 #: Seconds that each lane gets at the least, for what has ended to be taken in.
 LEAST_S = 0.05
-#: Seconds after which a thread busy in Python lets another one run, while thread lanes are at work.
-#: The interpreter's own 5 ms would be the price of every hand-off beside such a thread.
-SWITCH_INTERVAL = 2e-4
 
 
 def _switch(env: Any) -> Any:
@@ -78,7 +74,7 @@ class Runtime:
         self._lanes: dict[str, Lane] = {}
         self._lent: dict[str, Any] = {}  # streams of somebody's own, by lane
         self._spans: SpanLog | None = SpanLog() if trace else None
-        self._switch: float | None = None
+        self._hastened = False  # threads let each other run sooner
         self._broken = False
         self._fused: list[Fused] = []
         self._batching = batching
@@ -101,9 +97,9 @@ class Runtime:
         if found is None:
             found = self._lanes[name] = self._make(name)
             found.spans = self._spans
-        if self._switch is None and isinstance(found, ThreadLane | ShardLane):
-            self._switch = sys.getswitchinterval()
-            sys.setswitchinterval(min(self._switch, SWITCH_INTERVAL))
+        if not self._hastened and isinstance(found, ThreadLane | ShardLane):
+            self._hastened = True
+            switching.hasten(self)
         return found
 
     def on(self, device: str | torch.device) -> None:
@@ -151,10 +147,10 @@ class Runtime:
 
     def drain(self) -> None:
         """Let every lane come to rest; called when a run ends, however it ends."""
-        if not self.together or self._broken:
-            self.apart()
         until = perf_counter() + GRACE if self._broken else None
         try:
+            if not self.together or self._broken:
+                self.apart()
             for lane in self._lanes.values():
                 grace = self.timeout if until is None else _left(until)
                 if until is None and isinstance(lane, ComponentLane):
@@ -163,15 +159,20 @@ class Runtime:
                 lane.failed.clear()
                 lane.skipped.clear()
         finally:
-            if self._switch is not None:
-                sys.setswitchinterval(self._switch)
-                self._switch = None
+            self._relax()
             if self._broken:
                 self.close()
 
     def apart(self) -> None:
         """End what was switched on for a run, or for several one after the other."""
         self.together = False
+        try:
+            self._switch_off()
+        except BaseException:  # Ctrl-C may have come in between
+            self._switch_off()
+            raise
+
+    def _switch_off(self) -> None:
         for one in self._fused:
             one.restore()
         self._fused.clear()
@@ -183,8 +184,14 @@ class Runtime:
         """End every lane; a later run makes them anew."""
         lanes, self._lanes = self._lanes, {}
         self._broken = False
+        self._relax()
         for lane in lanes.values():
             lane.close()
+
+    def _relax(self) -> None:
+        if self._hastened:
+            switching.relax(self)
+            self._hastened = False
 
     @contextmanager
     def recording(self) -> Iterator[SpanLog]:

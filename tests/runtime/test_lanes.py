@@ -179,12 +179,16 @@ def test_thread_counts_follow_the_submitter() -> None:
 def test_a_time_limit_ends_a_wait() -> None:
     lane = ThreadLane("a", timeout=0.05)
     gate = threading.Event()
-    task = lane.submit(0, gate.wait)
+    task, ran = lane.submit(0, gate.wait), list[int]()
+    behind = lane.submit(1, ran.append, 1)
     with pytest.raises(HostTimeout, match="lane 'a'"):
         task.wait()
     assert not lane.settle(0.01)
     lane.abandon()
     gate.set()
+    with pytest.raises(Skipped):  # its caller has gone on long ago
+        behind.wait()
+    assert not ran
 
 
 def test_a_closed_lane_starts_again() -> None:
