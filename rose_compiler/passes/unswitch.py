@@ -117,6 +117,9 @@ class Unswitch(Pass):
         moved = _closed(moved, node, edges)
         if not any(map(_trains, moved)) or _overwritten(test, moved, rewrite):
             return None
+        told = [*nodes_in(node.args[0]), *nodes_in(inner.args[0])]
+        if _changed(told, [*moved, *inner.graph.nodes] if inner is not node else moved, rewrite):
+            return None
         return Gate(node, inner, test, tuple(n for n in node.graph.nodes if n in moved))
 
 
@@ -203,6 +206,16 @@ def _overwritten(test: Sequence[fx.Node], others: Iterable[fx.Node], rewrite: Re
         return False
     writes = [e.state for n in others for e in rewrite.deps.effects(n) if e.write]
     return any(related(r, w) for r in reads for w in writes)
+
+
+def _changed(tested: Iterable[fx.Node], others: Iterable[fx.Node], rewrite: Rewriter) -> bool:
+    """Whether some of the others write the memory of values that are tested as they are: a list
+    that is empty or not, a tensor of one truth value."""
+    scope = rewrite.deps.scope
+    names = {f"%{d.name}" for n in tested for d in scope.definers(n)}
+    names |= {a for n in tested for a in scope.aliases(n)} | {scope.state(n) for n in tested}
+    writes = {e.state for n in others for e in rewrite.deps.effects(n) if e.write}
+    return any(related(name, w) for name in names if name for w in writes)
 
 
 def _closed(moved: set[fx.Node], gate: fx.Node, edges: Sequence[Edge]) -> set[fx.Node]:

@@ -222,6 +222,27 @@ MUTANTS: dict[str, tuple[str, Any, str, bool]] = {
 }  # fmt: skip
 
 
+MARKED = changed(
+    ("def train(obs0", '@op(reads=["pred"], writes=["pred"], results=0)\ndef mark(pred, loss): ...\n\ndef train(obs0'),
+    ("        action = act", "        pred = due(t)\n        action = act"),
+    ("        pred = due(t)\n        if", "        mark(pred, loss)\n        if"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("born", ["pred", "pred: state"])
+def test_a_list_that_is_tested_is_filled_first(born: str) -> None:
+    text = MARKED.replace("pred = due", f"{born} = due")
+    found = []
+    for passes in ((), (Unswitch(), LateWork())):
+        world = World()
+        bind = {"due": lambda t: [], "mark": lambda p, x: p.append(x) if int(1e3 * x) % 3 else None}
+        program = parse(text, world.bind() | bind)
+        PassManager(passes, verify=2).run(program, CONTEXT)
+        found.append((run(program, {"obs0": 0.5, "n": 7}, world.objects), world.objects))
+    assert 1 < len(found[0][1]["actor"]) < 8  # it is trained on some trips
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     question, answer, text, applies = MUTANTS[name]
