@@ -55,6 +55,11 @@ def rows_known(value: fx.Node) -> int | None:
     return facts.rows_of(facts.get(value).spec)
 
 
+def _keeps(node: fx.Node) -> bool:
+    """Whether an operation puts a value where it stays, for whoever comes later to write it."""
+    return is_call(node) and not {"keeps", "retains"}.isdisjoint(op_of(node).attributes)
+
+
 @dataclass
 class Splitter:
     """Takes fissions out of one loop; :meth:`run` does all of it."""
@@ -172,6 +177,9 @@ class Splitter:
         for used, parts in self.parts.items():
             spec = facts.get(used).spec
             made[used] = body.call(PIECE, parts, body.index, start, step, name=used.name, spec=spec)
+            if any(map(_keeps, nodes)):
+                # pieces share their memory, and the count of its writes, with all others
+                made[used] = body.call(SNAPSHOT, made[used], name=used.name, spec=spec)
         for node in nodes:
             if is_item(node):
                 made[node] = body.item(made[node.args[0]], node.args[1], node.name)  # type: ignore[index, arg-type]

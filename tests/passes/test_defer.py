@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,9 +24,9 @@ TEXT = (Path(__file__).parent / "golden/defer/critic.in.txt").read_text()
 OBS = facts.Spec("tensor", "Tensor", (4, 3), "float32", "cpu")
 
 
-def typed(text: str) -> Program:
+def typed(text: str, bind: Mapping[str, Any] = {}) -> Program:
     """The program with the type of the observations known, as after a first trip."""
-    program = parse(text)
+    program = parse(text, dict(bind))
     for node in program.nodes():
         if node.name == "obs":
             facts.put(node, spec=OBS)
@@ -85,6 +87,21 @@ def test_the_same_values_in_the_same_places() -> None:
     assert sum(is_call(n) and op_of(n).name == "critic" for n in program.graph.nodes) == 1
     got = outcome(program)
     assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+
+
+def test_what_is_kept_has_memory_of_its_own() -> None:
+    text = TEXT.replace("note(log, reward)", "note(log, value)")
+    text = text.replace('writes=["log"], ', 'writes=["log"], attributes={"retains": ("reward",)}, ')
+    program = typed(text, BIND)
+    assert PassManager([Defer()], verify=2).run(program, CONTEXT).rewrites["defer"] == 1
+    log: list[torch.Tensor] = []
+    agent = torch.nn.Module()
+    agent.critic = torch.nn.Linear(3, 1, bias=False)
+    objects = {"agent": agent, "envs": _Envs(), "buf": _Buffer(), "log": log}
+    with torch.no_grad():
+        run(program, {"obs0": torch.ones(4, 3)}, objects)
+    log[0].zero_()
+    assert [kept._version for kept in log] == [1, 0, 0]
 
 
 REFUSED = {
