@@ -41,6 +41,7 @@ from rose_compiler.frontend.sizes import Vary, known_of
 from rose_compiler.ir.contexts import entered
 from rose_compiler.ir.facts import Context, Spec
 from rose_compiler.ir.program import placeholders
+from rose_compiler.ir.raising import may_raise
 from rose_compiler.ir.sizes import Known, Laid
 
 
@@ -281,12 +282,14 @@ def _output(recorder: Recorder, value: Any) -> Any:
 
 
 def _drop_dead(recorder: Recorder) -> None:
-    """Erase nodes that nothing uses: metadata reads and picked results leave some behind."""
+    """Erase nodes that nothing uses and that can't raise for values: metadata reads and picked
+    results leave some behind."""
     kept = {*recorder.draws, *recorder.checks}
     if not recorder.pure:
         return
     for node in reversed(recorder.graph.nodes):
-        if node.op == "call_function" and not node.users and node not in kept:
+        dead = node.op == "call_function" and not node.users and node not in kept
+        if dead and not may_raise(node):
             recorder.graph.erase_node(node)
 
 

@@ -19,6 +19,7 @@ from rose_compiler.ir import bodies
 from rose_compiler.ir.losses import Loss
 from rose_compiler.ir.ops import BRANCH, LOOP
 from rose_compiler.ir.program import LoopView, Program, is_call, op_of
+from rose_compiler.ir.raising import may_raise
 from rose_compiler.ir.rewriter import Rewriter
 
 #: How a batched operation, computed on some rows at a time, compares with the whole batch:
@@ -120,12 +121,15 @@ def is_work(node: fx.Node) -> bool:
 
 
 def raising(node: fx.Node) -> fx.Node | None:
-    """The first operation that may raise: the node itself, or one in the bodies of a loop or a
-    branch. An iterator's next item is one too, which stands for the loop over it."""
+    """The first operation that may raise, be it for values that a traced graph is given: the node
+    itself, or one in the bodies of a loop or a branch. An iterator's next item is one too, which
+    stands for the loop over it."""
     if not is_call(node):
         return None
     if not (is_call(node, LOOP) or is_call(node, BRANCH)):
-        return node if op_of(node).signature.may_raise else None
+        op = op_of(node)
+        values = op.body is not None and any(map(may_raise, op.body.graph.nodes))
+        return node if op.signature.may_raise or values else None
     if is_call(node, LOOP) and LoopView(node).facts.kind == "iter":
         return node
     inside = (raising(n) for graph in bodies.graphs_of(node) for n in graph.nodes)

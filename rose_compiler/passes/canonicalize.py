@@ -23,7 +23,7 @@ from rose_compiler.ir.program import (
     placeholders,
 )
 from rose_compiler.ir.rewriter import Rewriter
-from rose_compiler.passes.base import Pass, erased
+from rose_compiler.passes.base import Pass, erased, raising
 from rose_compiler.passes.graphs import keep_results, named_axes, part, retire
 from rose_compiler.passes.recurrence import items
 
@@ -178,4 +178,4 @@ def _dead(node: fx.Node) -> bool:
         return False
     signature = op_of(node).signature
     reads_only = signature.reads is not None and signature.writes == ()
-    return reads_only and not signature.may_raise and not facts.get(node).state
+    return reads_only and raising(node) is None and not facts.get(node).state

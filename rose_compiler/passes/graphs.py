@@ -14,6 +14,7 @@ from rose_compiler.ir.draws import take_draws
 from rose_compiler.ir.effects import RNG_TORCH, parse_entry
 from rose_compiler.ir.ops import Op, Signature
 from rose_compiler.ir.program import Program, is_call, op_of, output_node, placeholders
+from rose_compiler.ir.raising import may_raise
 from rose_compiler.ir.separable import any_rows, row_axes
 from rose_compiler.ir.sizes import SIZES, of_part
 from rose_compiler.ir.slice import draws_random, writes_in_place
@@ -137,14 +138,15 @@ def axes_of_results(body: fx.GraphModule, axes: Mapping[str, int]) -> dict[str, 
 
 
 def keep_results(body: fx.GraphModule, kept: Sequence[int]) -> fx.GraphModule:
-    """A copy of a body that returns some of its results only. Checks, draws and writes stay."""
+    """A copy of a body that returns some of its results only. Checks, draws, writes and what may
+    raise for values stay."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     graph.graph_copy(body.graph, copies)
     results = results_of(body)
     graph.output(tuple(fx.node.map_arg(results[k], lambda n: copies[n]) for k in kept))
     for node in reversed(list(graph.nodes)):
-        fixed = is_check(node) or draws_random(node) or writes_in_place(node)
+        fixed = is_check(node) or draws_random(node) or writes_in_place(node) or may_raise(node)
         if not node.users and not fixed and node.op != "output":
             graph.erase_node(node)
     return fx.GraphModule(body, graph)

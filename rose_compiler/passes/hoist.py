@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,14 +15,13 @@ from rose_compiler.ir.deps import Dependences, place, title
 from rose_compiler.ir.effects import related
 from rose_compiler.ir.invariant import Parts
 from rose_compiler.ir.motion import pinned
-from rose_compiler.ir.ops import STATE
+from rose_compiler.ir.ops import BRANCH, LOOP, STATE, STORES
 from rose_compiler.ir.program import LoopView, is_call, is_structure, op_of
-from rose_compiler.ir.raising import raising
 from rose_compiler.ir.recorded import records
 from rose_compiler.ir.rewriter import Rewriter
-from rose_compiler.ir.scope import root_of
+from rose_compiler.ir.scope import nodes_in, root_of
 from rose_compiler.passes import hoist_parts
-from rose_compiler.passes.base import Pass, PassContext, context_of, erased
+from rose_compiler.passes.base import Pass, PassContext, context_of, erased, raising
 from rose_compiler.passes.hoist_draws import hoist_draws
 
 #: Types of values that hold no reference to anything else. None: unknown, as in parsed programs.
@@ -106,7 +106,7 @@ class HoistInvariant(Pass):
             )
         if reason := changed_later(loop, node, deps):
             return reason
-        if _may_raise(node):
+        if raising(node) is not None:
             first = next((n for n in loop.graph.nodes if _may_leave(n) or n is node), node)
             if first is not node:
                 return Blocker(
@@ -156,29 +156,33 @@ def changed_later(loop: LoopView, node: fx.Node, deps: Dependences) -> Blocker |
                     f"{title(other)} writes {effect.state}, where the value of {title(node)} lies",
                     where=tuple(w for w in (place(node), place(other)) if w),
                 )
-    for user in node.users:
-        unknown = is_call(user) and any(e.state == "*" for e in deps.effects(user))
-        if unknown or _kept(node, user):
-            return Blocker(
-                "retained-instance",
-                f"{title(user)} may change or keep the value of {title(node)}",
-                where=tuple(w for w in (place(node), place(user)) if w),
-            )
+    unknown = [u for u in node.users if is_call(u) and any(e.state == "*" for e in deps.effects(u))]
+    for user in (*unknown, *_keepers(loop.graph, node, deps)):
+        return Blocker(
+            "retained-instance",
+            f"{title(user)} may change or keep the value of {title(node)}",
+            where=tuple(w for w in (place(node), place(user)) if w),
+        )
     return None
 
 
-def _kept(node: fx.Node, user: fx.Node) -> bool:
-    """Whether an operation puts the value into a container, which then holds one a trip."""
-    if not is_call(user):
-        return False
-    op = op_of(user)
-    args = dict(zip(op.signature.params, user.args, strict=False))
-    return any(args.get(value) is node for _, value in op.attributes.get("keeps", ()))
-
-
-def _may_raise(node: fx.Node) -> bool:
-    op = op_of(node)
-    return op.signature.may_raise or (op.body is not None and bool(raising(op.body)))
+def _keepers(graph: fx.Graph, node: fx.Node, deps: Dependences) -> Iterator[fx.Node]:
+    """The operations of a body that put the value where it stays, one a trip: into a container or
+    an object. An attribute holds the last one only."""
+    for other in graph.nodes:
+        if not is_call(other) or is_call(other, STATE):
+            continue
+        if is_call(other, LOOP) or is_call(other, BRANCH):
+            for inner in bodies.graphs_of(other):
+                yield from _keepers(inner, node, deps)
+            continue
+        op = op_of(other)
+        held = () if STORES in op.attributes else op.attributes.get("retains", ())
+        kept = {*held, *(value for _, value in op.attributes.get("keeps", ()))}
+        args = zip(op.signature.params, other.args, strict=False)
+        given = [v for param, arg in args if param in kept for v in nodes_in(arg)]
+        if any(node in deps.scope.definers(v) for v in given):
+            yield other
 
 
 def seen_before(loop: LoopView, node: fx.Node, deps: Dependences) -> fx.Node | None:
@@ -203,7 +207,7 @@ def _raises(node: fx.Node) -> bool:
         return any(_raises(n) for graph in bodies.graphs_of(node) for n in graph.nodes)
     op = op_of(node)
     told = op.signature.declared or op.body is not None or not op.source
-    return _may_raise(node) and (told or any(_RAISES.search(s) for s in op.source))
+    return raising(node) is not None and (told or any(_RAISES.search(s) for s in op.source))
 
 
 def _may_leave(node: fx.Node) -> bool:

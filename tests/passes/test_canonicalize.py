@@ -3,6 +3,7 @@ stays."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from rose_compiler.ir.interp import run
@@ -69,6 +70,34 @@ def f(x):
     assert "check_valid" in body
     assert "rand_like" in body
     assert "tanh" not in body
+
+
+def test_what_may_raise_for_values_inside_a_graph_stays() -> None:
+    text = """
+@op(kind="graph", reads=[], writes=[], may_raise=False, results=2)
+def embed(x, at):
+    found = torch.ops.aten.index_select.default(x, 0, at)
+    dead = torch.tanh(found)
+    kept = x + 1
+    return kept, dead
+
+@op(kind="graph", reads=[], writes=[], may_raise=False)
+def look(x, at):
+    found = torch.ops.aten.index_select.default(x, 0, at)
+    return found
+
+def f(x, at, far):
+    kept, dead = embed(x, at)
+    unread = look(x, far)
+    return kept
+"""
+    program = parse(text)
+    PassManager([Canonicalize()], verify=2).run(program)
+    x, near, far = torch.ones(3), torch.tensor([2]), torch.tensor([3])
+    run(program, {"x": x, "at": near, "far": near})
+    for given in ({"at": far, "far": near}, {"at": near, "far": far}):
+        with pytest.raises(IndexError):
+            run(program, {"x": x, **given})
 
 
 def test_a_chain_of_dead_operations_goes_in_one_run() -> None:
