@@ -156,6 +156,13 @@ def changed_later(loop: LoopView, node: fx.Node, deps: Dependences) -> Blocker |
                     f"{title(other)} writes {effect.state}, where the value of {title(node)} lies",
                     where=tuple(w for w in (place(node), place(other)) if w),
                 )
+    if _gathered(loop, node):
+        return Blocker(
+            "retained-instance",
+            f"{loop.label} hands on a container that may hold what {title(node)} makes on each "
+            "trip",
+            where=tuple(w for w in (place(node),) if w),
+        )
     unknown = [u for u in node.users if is_call(u) and any(e.state == "*" for e in deps.effects(u))]
     for user in (*unknown, *_keepers(loop.graph, node, deps)):
         return Blocker(
@@ -164,6 +171,29 @@ def changed_later(loop: LoopView, node: fx.Node, deps: Dependences) -> Blocker |
             where=tuple(w for w in (place(node), place(user)) if w),
         )
     return None
+
+
+def _gathered(loop: LoopView, node: fx.Node) -> bool:
+    """Whether a container that is made anew on every trip, of the one before, may hold the value,
+    one a trip: ``kept = (*kept, value)``."""
+    handed = [*loop.carried_next, *(v for n in bodies.exits(loop.graph) for v in n.args[1:])]
+    todo = [
+        value
+        for value in nodes_in(handed)
+        if (spec := facts.get(value).spec) is not None and spec.kind not in PLAIN
+    ]
+    seen: set[fx.Node] = set()
+    while todo:
+        at = todo.pop()
+        if at is node:
+            return True
+        if at in seen or at.op != "call_function":
+            continue
+        seen.add(at)
+        # what these make lies in memory of its own
+        if not is_call(at) or op_of(at).kind not in ("step", "graph", "component"):
+            todo += at.all_input_nodes
+    return False
 
 
 def _keepers(graph: fx.Graph, node: fx.Node, deps: Dependences) -> Iterator[fx.Node]:

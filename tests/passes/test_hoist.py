@@ -215,6 +215,29 @@ def f(x, *, log):
         assert PassManager([HoistInvariant()]).run(parse(text)).remarks.applied()
 
 
+@pytest.mark.parametrize("kind", ["tuple", "tensor"])
+def test_a_value_that_a_container_gathers_stays(kind: str) -> None:
+    program = parse("""
+@op(reads=[], writes=[], may_raise=False)
+def fresh(x): ...
+
+@op(reads=[], writes=[], may_raise=False)
+def more(kept, h): ...
+
+def f(x, none):
+    for t, kept in trips(0, 3, 1, kept=none):
+        h = fresh(x)
+        both = more(kept, h)
+        yield both
+    return trips.kept
+""")
+    for node in program.nodes():
+        if node.name == "both":
+            facts.put(node, spec=facts.Spec(kind))
+    applied = PassManager([HoistInvariant()], verify=2).run(program).remarks.applied()
+    assert bool(applied) == (kind == "tensor")
+
+
 def test_a_mutable_local_stays() -> None:
     text = """
 @op(reads=[], writes=[], may_raise=False)
