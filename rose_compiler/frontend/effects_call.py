@@ -227,6 +227,8 @@ def method_call(
         return FRESH
     effects = known.effects_of_method(receiver.type, attr, kinds, keyword_kinds)
     if effects is not None:
+        if _may_be_another(receiver):
+            return walker.unknown(f"`{name}` of what may be another {receiver.type.__name__}", node)
         found = apply(walker, effects, receiver, positional, keywords)
         made = structured(None, attr, receiver, positional, found)
         result = method_type(receiver, attr)
@@ -241,6 +243,17 @@ def method_call(
     if isinstance(raw, types.FunctionType) and source.is_user_type(kind):
         return user_call(walker, node, name, raw, receiver, positional, keywords, starred, True)
     return walker.unknown(f"`{name}` of a {kind.__name__}", node)
+
+
+def _may_be_another(value: Val) -> bool:
+    """Whether a value is an optimizer of which only the type is known, or a module that an
+    attribute or a container leads to, which may hold another one by then: whose parameters those
+    are is not known."""
+    if value.type is None or value.modules:
+        return False
+    if issubclass(value.type, torch.optim.Optimizer):
+        return True
+    return issubclass(value.type, torch.nn.Module) and any("." in p for p in value.all_places)
 
 
 def property_call(walker: Walker, node: ast.Attribute, raw: property, base: Val) -> Val:

@@ -99,6 +99,9 @@ def expand(walker: Walker, value: Val, part: str, effects: KnownEffects) -> list
         return [entry(s) for m in value.modules for s in names.part(m, part)]
     if part == "grads":
         return [grads_of(p) for p in value.all_places]
+    if part == "mode" and not value.static:
+        # all tensors of a root, which others read one by one: no part of a name covers theirs
+        return [p if "." in p else f"{p}.{part}" for p in value.places] + list(value.shares)
     return [f"{p}.{part}" for p in value.places] + list(value.shares)
 
 

@@ -79,3 +79,63 @@ def test_backward_looks_at_requires_grad(program: Program) -> None:
     backward = called(program, "loss.backward()")
     for text in ("requires_grad_(False)", "requires_grad_(True)"):
         assert why(program, backward, called(program, text)) is not None
+
+
+class Partly(nn.Module):
+    """Reads one of its parameters only, so that it is a state by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.spare = nn.Linear(2, 2), nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)
+
+
+def frozen(net: Partly, x: torch.Tensor) -> None:
+    for p in net.parameters():
+        p.requires_grad_(False)
+    y = net(x)
+    for p in net.parameters():
+        p.requires_grad_(True)
+    y.requires_grad_(True).sum().backward()
+
+
+def test_a_forward_looks_at_what_each_parameter_asks_for() -> None:
+    program = first_trip(frozen, Partly(), torch.randn(3, 2)).captured.program
+    forward = called(program, "y = net(x)")
+    for text in ("requires_grad_(False)", "p.requires_grad_(True)"):
+        assert why(program, forward, called(program, text)) is not None
+
+
+class Rebuilt:
+    """Holds an optimizer that a method may make anew."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+        self.build()
+
+    def build(self) -> None:
+        self.opt = torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+
+def of_its_own(net: nn.Module, agent: Rebuilt, x: torch.Tensor) -> None:
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    for k in range(3):
+        loss = net(x).sum()
+        opt.zero_grad()
+        agent.opt.zero_grad()
+        loss.backward()
+        opt.step()
+        agent.opt.step()
+        if k == 1:
+            agent.build()
+
+
+def test_an_optimizer_of_which_only_the_type_is_known_writes_what_networks_read() -> None:
+    net = nn.Linear(2, 2)
+    program = first_trip(of_its_own, net, Rebuilt(net), torch.randn(3, 2)).captured.program
+    for text in ("opt.step()", "agent.opt.step()"):
+        assert why(program, called(program, "loss = "), called(program, text)) is not None
+    for text in ("opt.zero_grad()", "agent.opt.zero_grad()"):
+        assert why(program, called(program, text), called(program, "loss.backward()")) is not None
