@@ -30,6 +30,7 @@ from rose_compiler.ir.effects import RNG_TORCH
 from rose_compiler.ir.ops import DRAW, JOIN_ROWS, RANDN, ROWS, STATE, Op
 from rose_compiler.ir.program import Program, is_call, is_item, is_state, op_of, placeholders
 from rose_compiler.ir.scope import Scope
+from rose_compiler.ir.sizes import sizes_of
 from rose_compiler.runtime.probe import compare_outputs
 from rose_compiler.runtime.rows import cut, join, kept, rows_of, span
 
@@ -274,7 +275,9 @@ class Checker(interp.Interpreter):
             if generators:
                 torch.set_rng_state(generators[0][0])
             with entered(facts.get(found.node).context), torch.no_grad():
-                result = kept(root(*args))
+                sizes = sizes_of(root)
+                whole = root if sizes is None else sizes.or_instead(root, root.signature.params)
+                result = kept(whole(*args))
             drawn = torch.get_rng_state()
         finally:
             torch.set_rng_state(now)

@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rose_compiler.base.errors import fail
 from rose_compiler.base.gaps import shown_again
 
 
@@ -102,13 +103,14 @@ def by_trip(
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        given = next((a.parts for a in args if isinstance(a, Apart)), None)
-        if given is None:
+        apart = [a.parts for a in args if isinstance(a, Apart)]
+        if not apart:
             return function(*args)
         one = function if each is None else each
         made, low = [], 0
-        for trip, part in enumerate(given):
-            high = low + rows_in(part)
+        cuts = any(k in batched and not isinstance(a, Apart) for k, a in enumerate(args))
+        for trip, part in enumerate(_counted(apart) if cuts else apart[0]):
+            high = low + rows_in(part) if cuts else 0
             made.append(
                 one(*(_of_trip(a, trip, low, high, k in batched) for k, a in enumerate(args)))
             )
@@ -118,6 +120,18 @@ def by_trip(
         return Apart(made)
 
     return call
+
+
+def _counted(apart: Sequence[Sequence[Any]]) -> Sequence[Any]:
+    """Values of the trips whose rows can be counted.
+
+    Raises:
+        RuntimeFault: where none can.
+    """
+    for parts in apart:
+        if all(isinstance(p, dict) or getattr(p, "shape", ()) for p in parts):
+            return parts
+    raise fail("sizes-changed", "the rows that each trip has made are not known")
 
 
 def _of_trip(value: Any, trip: int, low: int, high: int, batched: bool) -> Any:

@@ -9,6 +9,7 @@ import torch.fx as fx
 from rose_compiler.codegen.expressions import Printer, References
 from rose_compiler.ir import facts, ops
 from rose_compiler.ir.ops import Op
+from rose_compiler.ir.sizes import all_as, joined_as, may_be_others
 
 Writer = Callable[[fx.Node, References, Printer], str]
 
@@ -27,10 +28,21 @@ def _concat(node: fx.Node, refs: References, p: Printer) -> str:
 
 def _randn(node: fx.Node, refs: References, p: Printer) -> str:
     *shape, dtype, device = node.args
-    return (
+    drawn = (
         f"torch.randn({p.value(tuple(shape), refs)}, dtype={p.value(dtype, refs)}, "
         f"device={p.value(device, refs)})"
     )
+    return _from_here(drawn) if may_be_others(node) else drawn
+
+
+def _draw(node: fx.Node, refs: References, p: Printer) -> str:
+    drawn = f"{p.bind(ops.DRAW.impl, ops.DRAW.name)}({p.arguments(node.args, {}, refs)})"
+    return _from_here(drawn) if may_be_others(node) else drawn
+
+
+def _from_here(drawn: str) -> str:
+    """A draw, and the state that torch's generator had before."""
+    return f"rt.drawn(torch.get_rng_state(), {drawn})"
 
 
 def _merge(node: fx.Node, refs: References, p: Printer) -> str:
@@ -56,7 +68,10 @@ def _append(node: fx.Node, refs: References, p: Printer) -> str:
 
 
 def _join_rows(node: fx.Node, refs: References, p: Printer) -> str:
-    return f"rt.join_rows({p.value(node.args[0], refs)})"
+    items = p.value(node.args[0], refs)
+    if known := joined_as(node):
+        return f"rt.join_rows({items}, {p.bind(all_as(known), f'{node.name}_as_proven')})"
+    return f"rt.join_rows({items})"
 
 
 def _split_rows(node: fx.Node, refs: References, p: Printer) -> str:
@@ -82,6 +97,7 @@ _WRITERS: dict[Op, Writer] = {
     ops.ROWS: _rows,
     ops.CONCAT: _concat,
     ops.RANDN: _randn,
+    ops.DRAW: _draw,
     ops.MERGE: _merge,
     ops.SNAPSHOT: _snapshot,
     ops.VERSION: _snapshot,

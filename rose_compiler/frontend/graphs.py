@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.fx as fx
@@ -21,6 +20,7 @@ from rose_compiler.frontend.runs import (
     is_tensor_item,
     worth,
 )
+from rose_compiler.frontend.statements import Statements
 from rose_compiler.frontend.trace import FixedSizes, Traced, trace
 from rose_compiler.frontend.varying import why_varying
 from rose_compiler.ir import facts
@@ -121,11 +121,11 @@ def _replace(program: Program, run: Run, record: Record, rewriter: Rewriter) -> 
             if not inside and argument not in examples:
                 inputs.append(argument)
                 examples[argument] = value
-    names = names_of(inputs)
+    names, statements = names_of(inputs), Statements(run.nodes, inputs, outputs)
     lifted, vary = record.names.attributes(), record.resized(run.nodes)
     with as_recorded(record.examples[run.nodes[0]].modes):
         traced = trace(
-            _function(run, inputs, outputs)(states),
+            statements.whole(states),
             tuple(examples[n] for n in inputs),
             lifted=lifted,
             names=names,
@@ -140,11 +140,16 @@ def _replace(program: Program, run: Run, record: Record, rewriter: Rewriter) -> 
     unsteady = hold_numbers(program, traced, run.nodes[0], list(states.values()), record)
     if unsteady is not None:
         return unsteady
-    function, count = _function(run, inputs, outputs), len(traced.arguments)
-    handed = otherwise.Handed(traced, traced.inputs, [(k, None) for k in range(count)], len(inputs))
-    several, some = len(outputs) > 1, _some(run, inputs, outputs)
+    count = len(traced.arguments)
     sizes = otherwise.sizes(
-        program, record, run.nodes, handed, states, function, whole=several, some=some
+        program,
+        record,
+        run.nodes,
+        otherwise.Handed(traced, traced.inputs, [(k, None) for k in range(count)], len(inputs)),
+        states,
+        statements.whole,
+        whole=len(outputs) > 1,
+        statements=statements,
     )
     _install(program, run, inputs, outputs, traced, sizes, rewriter)
     return None
@@ -199,70 +204,6 @@ def _install(
     rewriter.applied(
         node, f"{len(run.nodes)} statements traced to one graph of {_size(traced.gm)} torch calls"
     )
-
-
-def _function(
-    run: Run, inputs: list[fx.Node], outputs: list[fx.Node]
-) -> Callable[[dict[fx.Node, Any]], Callable[..., tuple[Any, ...]]]:
-    """The run as one Python function of its inputs, for the objects behind its states."""
-    known = {*run.nodes, *inputs}
-    # the nodes are erased when the graph stands in their place
-    calls = [(n, op_of(n), [picked(a, known) for a in n.args]) for n in run.nodes]
-    results = [picked(n, {*run.nodes}) for n in outputs]
-
-    def run_all(states: dict[fx.Node, Any], *values: Any) -> tuple[Any, ...]:
-        env: dict[fx.Node, Any] = {**states, **dict(zip(inputs, values, strict=True))}
-        for node, op, arguments in calls:
-            env[node] = op(*(get(env) for get in arguments))
-        return tuple(get(env) for get in results)
-
-    return lambda states: functools.partial(run_all, states)
-
-
-def _some(run: Run, inputs: list[fx.Node], outputs: list[fx.Node]) -> otherwise.Some:
-    """The same for some of the outputs: the statements that they need, and no others."""
-    known = {*run.nodes, *inputs}
-    uses = {n: [maker(a, known) for a in n.args if isinstance(a, fx.Node)] for n in run.nodes}
-    calls = [(n, op_of(n), [picked(a, known) for a in n.args]) for n in run.nodes]
-    results = [picked(n, {*run.nodes}) for n in outputs]
-    made_by = [maker(n, known) for n in outputs]
-
-    def some(numbers: Sequence[int], given: Collection[int]) -> otherwise.Function | None:
-        needed = {made_by[k] for k in numbers}
-        for node in reversed(run.nodes):
-            if node in needed:
-                needed.update(uses[node])
-        if not {k for k, n in enumerate(inputs) if n in needed} <= set(given):
-            return None
-
-        def run_some(states: dict[fx.Node, Any], values: dict[int, Any]) -> tuple[Any, ...]:
-            env = {**states, **{n: values[k] for k, n in enumerate(inputs) if k in values}}
-            for node, op, arguments in calls:
-                if node in needed:
-                    env[node] = op(*(get(env) for get in arguments))
-            return tuple(results[k](env) for k in numbers)
-
-        return lambda states: functools.partial(run_some, states)
-
-    return some
-
-
-def maker(argument: fx.Node, known: set[fx.Node]) -> fx.Node:
-    """The node among the ``known`` ones that :func:`picked` would take an argument from."""
-    while argument not in known and is_item(argument):
-        argument = argument.args[0]  # type: ignore[assignment]  # an item is one of a node
-    return argument
-
-
-def picked(argument: Any, known: set[fx.Node]) -> Callable[[dict[fx.Node, Any]], Any]:
-    """How to find an argument among the values of nodes: as that of a node, or as an item of one
-    where only that is ``known``; constants are there already."""
-    if not isinstance(argument, fx.Node):
-        return lambda env: argument
-    if argument in known or not is_item(argument):
-        return lambda env: env[argument]
-    of, position = picked(argument.args[0], known), argument.args[1]
-    return lambda env: of(env)[position]
 
 
 def _outputs(run: Run) -> list[fx.Node]:

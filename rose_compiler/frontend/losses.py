@@ -345,7 +345,8 @@ class _Tracer:
             may_raise=True,
         )
         lines = tuple(line for n in (*run, self.backward) for line in op_of(n).source)
-        at = otherwise.Handed(traced, opened.names, opened.sources, len(given))
+        lengths = {k: len(v) for k, (_, _, v) in enumerate(given) if type(v) is tuple}
+        at = otherwise.Handed(traced, opened.names, opened.sources, len(given), lengths)
         every = (*run, self.backward)
         sizes = otherwise.sizes(self.program, self.record, every, at, states, function)
         op = Op(

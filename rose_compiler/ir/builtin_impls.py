@@ -85,9 +85,10 @@ def append(items: Any, value: Any) -> None:
     items.append(value)
 
 
-def join_rows(items: Any) -> Any:
-    """Entries joined along the batch axis, or apart where they are not of one kind."""
-    return concat(*items) if alike(items) else Apart(items)
+def join_rows(items: Any, proven: Any = None) -> Any:
+    """Entries joined along the batch axis, or apart where they are not of one kind, or not
+    ``proven`` to be what those who take them stand for."""
+    return concat(*items) if alike(items) and (proven is None or proven(items)) else Apart(items)
 
 
 def split_rows(value: Any, items: Any) -> Any:

@@ -35,6 +35,8 @@ _CAPTURED = frozenset(
         "given",
         "once",
         "part_of",
+        "made",
+        "noises",
     )
 )
 # Attributes that have a word of their own.

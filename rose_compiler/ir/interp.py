@@ -10,13 +10,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 import torch.fx as fx
 
 from rose_compiler.base.apart import Apart
+from rose_compiler.base.drawn import after
 from rose_compiler.ir import facts
 from rose_compiler.ir.casts import indifferent
 from rose_compiler.ir.contexts import Held, entered
-from rose_compiler.ir.ops import BRANCH, BREAK_IF, CONTINUE_IF, LOOP, SHARD, STATE, UNBOUND, Op
+from rose_compiler.ir.ops import (
+    BRANCH,
+    BREAK_IF,
+    CONTINUE_IF,
+    DRAW,
+    JOIN_ROWS,
+    LOOP,
+    RANDN,
+    SHARD,
+    STATE,
+    UNBOUND,
+    Op,
+)
 from rose_compiler.ir.program import (
     BranchView,
     LoopView,
@@ -26,7 +40,7 @@ from rose_compiler.ir.program import (
     output_node,
     placeholders,
 )
-from rose_compiler.ir.sizes import Sizes, sizes_of, takes_parts
+from rose_compiler.ir.sizes import Sizes, all_as, joined_as, may_be_others, sizes_of, takes_parts
 
 Environment = dict[fx.Node, Any]
 
@@ -178,6 +192,10 @@ class Interpreter:
                 result = resolve(args[0], args[1])
             elif node.target is SHARD:
                 result = args[0].shards()[args[1]]
+            elif node.target is JOIN_ROWS and (known := joined_as(node)):
+                result = node.target(*args, all_as(known))
+            elif node.target in (RANDN, DRAW) and may_be_others(node):
+                result = after(torch.get_rng_state(), node.target(*args))
             elif (sizes := sizes_of(node.target)) is not None and self._differ(node, sizes, args):
                 result = sizes.instead(*args)
             else:

@@ -89,7 +89,9 @@ class Op:
       operation that does nothing but read, or assign, one attribute of an object;
     * ``"once"``: whether it is a part of a graph that a pass has moved in front of a loop;
     * ``"part_of"``: ``(operation, positions)`` of a part that a pass cut out of a captured
-      operation: which of its results each result of the part is, ``None`` for a value inside.
+      operation: which of its results each result of the part is, ``None`` for a value inside;
+    * ``"made"``, ``"noises"``: the parameters of such a part that other parts make, by the numbers
+      of the results or ``None``, and those that are random numbers drawn in front.
     """
 
     def __init__(

@@ -71,16 +71,46 @@ class Items:
 
 
 Known = Shape | Items
-Parts = Callable[[Sequence[int], Sequence[str]], Callable[..., Any] | None]
+
+
+class Whole:
+    """A tuple of more or fewer items than a graph takes, in the place of each that it takes."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: tuple[Any, ...]) -> None:
+        self.items = items
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of an operation: what it is handed (``params``) and which ``results`` it makes, by
+    number, None for a value from the middle of the graph.
+
+    Of the parameters, other parts make some (``made``, by number too), and random numbers that were
+    drawn in front are some (``noises``, in the order of the draws); ``draws`` are left inside.
+    ``ahead``: whether it may do more than its share, before the other parts. ``rows`` is a
+    parameter that is a batch of rows, if one is."""
+
+    params: tuple[str, ...]
+    results: tuple[int | None, ...]
+    made: Mapping[str, int | None] = field(default_factory=dict)
+    noises: tuple[str, ...] = ()
+    draws: int = 0
+    ahead: bool = True
+    rows: str | None = None
+
+
+Parts = Callable[[Part], Callable[..., Any] | None]
 
 
 @dataclass(frozen=True, eq=False)
 class Sizes:
     """What a graph was proven for, by parameter; ``instead`` takes the same arguments where they
     are others, and returns what the operation returns. Of part of its rows, or what lacks some of
-    its arguments, nothing can: ``stop`` raises. ``parts`` gives what returns some of the results,
-    by number, of some parameters, None where these are not enough. ``batched`` parameters may be
-    handed rows of what is meant, of some trips or some shards."""
+    its arguments, nothing can: ``stop`` raises. ``parts`` gives what takes the place of a part, or
+    None. ``batched`` parameters may be handed rows of what is meant, of some trips or
+    some shards."""
 
     known: Mapping[str, Known]
     instead: Callable[..., Any]
@@ -94,23 +124,12 @@ class Sizes:
 
     @cached_property
     def _asked(self) -> Callable[[Mapping[str, Any]], bool]:
-        """:meth:`text` as a function of the arguments by parameter."""
-        names: dict[str, Any] = {"torch": torch}
-
-        def bind(thing: Any, name: str) -> str:
-            names[f"{name}_{len(names)}"] = thing
-            return next(reversed(names))
-
-        text = self.text({p: f"given[{p!r}]" for p in self.known}, bind)
-        found: Callable[[Mapping[str, Any]], bool] = eval(f"lambda given: {text or False}", names)
-        return found
+        return _asked(self.known)
 
     def text(self, refs: Mapping[str, str], bind: Callable[[Any, str], str]) -> str:
         """The same question as Python, asked of variables; empty where any will do. ``bind`` names
         a key of a dict that has no text."""
-        known = self.known.items()
-        found = (part for p, k in known if p in refs for part in _text(refs[p], k, bind))
-        return " or ".join(found)
+        return _all_text(self.known, refs, bind)
 
     def or_instead(
         self, function: Callable[..., Any], params: tuple[str, ...]
@@ -145,21 +164,28 @@ def of_part(
     body: fx.GraphModule,
     batched: frozenset[str],
     root: Op,
-    results: Sequence[int | None],
+    part: Part,
+    told: tuple[str, int | None] | None = None,
 ) -> Sizes | None:
-    """The sizes of a part of an operation, which makes these ``results`` of the captured ``root``;
-    nothing can take its place where one is a value in the middle of it, or it is handed such."""
+    """The sizes of a ``part`` of an operation, with its results by their numbers among those of the
+    captured ``root``. ``told`` is a parameter, with its rows, by whose type the part in front tells
+    that it ran the user's statements."""
     if (found := sizes_of(of)) is None:
         return None
     names = {n.name for n in placeholders(body.graph)}
     inner = dict(zip(of.signature.params, _names(of), strict=False))
     known = {inner[p]: k for p, k in found.known.items() if inner.get(p) in names}
-    instead, whole = None, sizes_of(root)
-    if whole is not None and whole.parts is not None:
-        numbers = [k for k in results if k is not None]
-        if len(numbers) == len(results):
-            instead = whole.parts(numbers, [n.name for n in placeholders(body.graph)])
+    if told is not None:
+        known.setdefault(told[0], Shape(None, rows=told[1]))
+    whole = sizes_of(root)
+    instead = None if whole is None or whole.parts is None else whole.parts(part)
     return Sizes(known, instead or found.stop, found.stop, batched)
+
+
+def hands_over(op: Op) -> bool:
+    """Whether other sizes don't stop an operation: the user's statements take its place."""
+    found = sizes_of(op)
+    return found is not None and found.instead is not found.stop
 
 
 def _names(op: Op) -> tuple[str, ...]:
@@ -172,13 +198,42 @@ def takes_parts(node: fx.Node) -> bool:
     found = sizes_of(op)
     if found is None:
         return False
+    # all that is batched has as many rows
+    counts = (_rows(found.known.get(name)) for name in op.signature.params if name in found.batched)
+    whole = next((n for n in counts if n is not None), None)
     for name, value in zip(op.signature.params, node.args, strict=False):
         if name not in found.batched or not isinstance(value, fx.Node):
             continue
         rows = facts.rows_of(facts.get(value).spec)
-        if _joined(value) or (rows is not None and rows != _rows(found.known.get(name))):
+        if _joined(value) or (rows is not None and rows != whole):
             return True
     return False
+
+
+def joined_as(node: fx.Node) -> tuple[Known, ...]:
+    """What the entries that a node joins must be one by one, for the operations that take the
+    whole: of that, it can't be seen any more."""
+    found: list[Known] = []
+    for user in node.users:
+        if not is_call(user) or (sizes := sizes_of(op_of(user))) is None:
+            continue
+        for name, value in zip(op_of(user).signature.params, user.args, strict=False):
+            if value is node and (known := sizes.known.get(name)) is not None:
+                found.append(known)
+    return tuple(found)
+
+
+def all_as(known: Sequence[Known]) -> Callable[[Sequence[Any]], bool]:
+    """Whether all entries of a list are what was proven."""
+    differs = _asked({str(k): one for k, one in enumerate(known)})
+    names = [str(k) for k in range(len(known))]
+    return lambda entries: not any(differs(dict.fromkeys(names, e)) for e in entries)
+
+
+def may_be_others(node: fx.Node) -> bool:
+    """Whether an operation that is handed a draw may draw itself in its place."""
+    users = (op_of(u) for u in node.users if is_call(u))
+    return any(u.attributes.get("noises") and u.signature.writes for u in users)
 
 
 def _joined(value: fx.Node) -> bool:
@@ -218,6 +273,26 @@ def layout_of(value: Any, laid: Laid) -> tuple[int, ...] | None:
     if laid == "order" and (value.flags.c_contiguous if array else value.is_contiguous()):
         return ()
     return tuple(value.strides if array else value.stride())
+
+
+def _asked(known: Mapping[str, Known]) -> Callable[[Mapping[str, Any]], bool]:
+    """:meth:`Sizes.text` as a function of the arguments by parameter."""
+    names: dict[str, Any] = {"torch": torch}
+
+    def bind(thing: Any, name: str) -> str:
+        names[f"{name}_{len(names)}"] = thing
+        return next(reversed(names))
+
+    text = _all_text(known, {p: f"given[{p!r}]" for p in known}, bind)
+    found: Callable[[Mapping[str, Any]], bool] = eval(f"lambda given: {text or False}", names)
+    return found
+
+
+def _all_text(
+    known: Mapping[str, Known], refs: Mapping[str, str], bind: Callable[[Any, str], str]
+) -> str:
+    found = (part for p, k in known.items() if p in refs for part in _text(refs[p], k, bind))
+    return " or ".join(found)
 
 
 def _text(ref: str, known: Known | None, bind: Callable[[Any, str], str]) -> Iterator[str]:

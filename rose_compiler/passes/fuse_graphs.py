@@ -55,7 +55,7 @@ def _draw_in_front(node: fx.Node, rewrite: Rewriter) -> None:
     if isinstance(taken, Blocker):
         rewrite.missed(node, taken)
     elif rewrite.spend():
-        replace_draws(node, taken, rewrite)
+        replace_draws(node, taken, rewrite, alone=True)
 
 
 def graphs(program: Program) -> list[Op]:
@@ -72,10 +72,12 @@ def _blocked(node: fx.Node) -> Blocker | None:
     signature = op_of(node).signature
     if records(node):
         return Blocker("grad-graph", "it records gradients, and no backward follows it at once")
+    # what is handed its random numbers draws only where it is run as written
+    handed = op_of(node).attributes.get("noises", ())
     drawn = [s for s in signature.reads or () if s.startswith("rng:")]
-    if drawn:
+    if drawn and not handed:
         return Blocker("draw-order", f"it draws from {drawn[0]}")
-    if signature.reads is None or signature.writes != ():
+    if signature.reads is None or signature.writes not in ((), (RNG_TORCH,) if handed else ()):
         return Blocker("not-pure", "it writes what others may see")
     return None
 

@@ -11,6 +11,7 @@ import torch.fx as fx
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import facts
 from rose_compiler.ir.deps import title
+from rose_compiler.ir.effects import RNG_TORCH
 from rose_compiler.ir.losses import (
     Found,
     Loss,
@@ -22,7 +23,7 @@ from rose_compiler.ir.losses import (
 from rose_compiler.ir.ops import STATE, Op, Signature
 from rose_compiler.ir.program import Program, is_call, is_item, op_of
 from rose_compiler.ir.rewriter import Rewriter
-from rose_compiler.ir.sizes import SIZES, refused, sizes_of
+from rose_compiler.ir.sizes import SIZES, Shape, Sizes, Whole, refused
 from rose_compiler.ir.state_node import state_node
 from rose_compiler.passes.base import PassContext, context_of
 from rose_compiler.passes.hoist_draws import draw_before
@@ -77,8 +78,10 @@ def fuse_loss(program: Program, loss: Loss, found: Found, rewrite: Rewriter) -> 
         for item in filter(is_item, list(node.users)):
             rewrite.item(node, item.args[1])  # type: ignore[arg-type]  # it follows
     opened = dict.fromkeys(node for node, item in found.inputs if item is not None)
+    told = {node: _told(node, loss, found) for node in opened}
     stop = loss.op.attributes[SIZES].stop if SIZES in loss.op.attributes else refused
-    counted = {node: _counted(node, stop, last, rewrite) for node in opened}
+    tell = {node: stop if param is None else None for node, param in told.items()}
+    counted = {node: _counted(node, tell[node], last, rewrite) for node in opened}
     given = [
         node if item is None else rewrite.item(counted[node], item) for node, item in found.inputs
     ]
@@ -89,7 +92,7 @@ def fuse_loss(program: Program, loss: Loss, found: Found, rewrite: Rewriter) -> 
     ]
     name = program.ops.fresh(loss.op.name)
     made = rewrite.call(
-        _recording(loss.op, name, recorded),
+        _recording(loss, name, recorded, [p for p in told.values() if p is not None]),
         *given,
         *states,
         *drawn,
@@ -113,17 +116,31 @@ def fuse_loss(program: Program, loss: Loss, found: Found, rewrite: Rewriter) -> 
     return made
 
 
+def _told(node: fx.Node, loss: Loss, found: Found) -> str | None:
+    """The parameter that is an item of a tuple, and a tensor: where it is none, the tuple has more
+    or fewer items. None where no such item is taken."""
+    spec = facts.get(node).spec
+    if spec is None or SIZES not in loss.op.attributes:
+        return None
+    for param, (of, item) in zip(loss.op.signature.params, found.inputs, strict=False):
+        if of is node and item is not None and spec.items[item].kind == "tensor":
+            return param
+    return None
+
+
 def _counted(
-    node: fx.Node, stop: Callable[..., Any], before: fx.Node, rewrite: Rewriter
+    node: fx.Node, stop: Callable[..., Any] | None, before: fx.Node, rewrite: Rewriter
 ) -> fx.Node:
-    """The same tuple, with as many items as it had when the loss was traced, or ``stop``: its graph
-    takes some of them, and would pass over any more."""
+    """The same tuple, with as many items as it had when the loss was traced: its graph takes some
+    of them, and would pass over any more. Otherwise ``stop``, or tell who takes them."""
     spec = facts.get(node).spec
     assert spec is not None
     count = len(spec.items)
 
     def all_items(parts: tuple[Any, ...]) -> tuple[Any, ...]:
-        return parts if len(parts) == count else stop(*parts)
+        if len(parts) == count:
+            return parts
+        return (Whole(parts),) * count if stop is None else stop(*parts)
 
     name = rewrite.program.ops.fresh(f"all_of_{node.name.lstrip('_')}")
     signature = Signature(name, ("parts",), (), (), results=count, may_raise=True)
@@ -134,15 +151,26 @@ def _counted(
     return made
 
 
-def _recording(op: Op, name: str, recorded: list[int]) -> Op:
+def _recording(loss: Loss, name: str, recorded: list[int], told: list[str]) -> Op:
     """The operation under a name, which hands out results that look as if their graph were there:
-    to go backward from them once more raises what it raises after a backward."""
+    to go backward from them once more raises what it raises after a backward. Parameters are
+    ``told`` to be tensors."""
+    op = loss.op
     assert op.body is not None
     attributes = {**op.attributes, "recorded": tuple(recorded)}
-    if (sizes := sizes_of(op)) is not None:
-        attributes[SIZES] = replace(sizes, instead=with_backward(sizes.instead, recorded))
+    signature = replace(op.signature, name=name)
+    sizes: Sizes | None = op.attributes.get(SIZES)
+    if sizes is not None and (sizes.known or told):
+        known = {**dict.fromkeys(told, Shape(None)), **sizes.known}
+        instead = with_backward(sizes.instead, recorded)
+        attributes[SIZES] = replace(sizes, known=known, instead=instead)
+        if loss.noises:  # for other sizes it draws others: nobody draws in between
+            reads, writes = signature.reads or (), signature.writes or ()
+            rng = (RNG_TORCH,)
+            signature = replace(signature, reads=(*reads, *rng), writes=(*writes, *rng))
+            attributes["noises"] = op.signature.params[-len(loss.noises) :]
     return Op(
-        replace(op.signature, name=name),
+        signature,
         with_backward(op.body.forward, recorded),
         kind=op.kind,
         body=op.body,

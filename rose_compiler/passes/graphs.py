@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch.fx as fx
@@ -15,8 +15,9 @@ from rose_compiler.ir.effects import RNG_TORCH, parse_entry
 from rose_compiler.ir.ops import Op, Signature
 from rose_compiler.ir.program import Program, is_call, op_of, output_node, placeholders
 from rose_compiler.ir.raising import may_raise
+from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.ir.separable import any_rows, row_axes
-from rose_compiler.ir.sizes import SIZES, of_part
+from rose_compiler.ir.sizes import SIZES, Part, of_part
 from rose_compiler.ir.slice import draws_random, writes_in_place
 
 
@@ -28,11 +29,20 @@ def part(
     axes: Mapping[str, int],
     known: Mapping[str, int] | None = None,
     results: Sequence[int | None] | None = None,
+    *,
+    made: Mapping[str, int | None] | None = None,
+    noises: Sequence[str] = (),
+    alone: bool = True,
+    ahead: bool = True,
+    told: tuple[str, int | None] | None = None,
 ) -> Op:
     """An operation with ``body``, made of the traced operation ``of``.
 
     ``results`` says which result of ``of`` each result of the body is; ``None`` for one that is a
-    value in the middle of it. Left out, they are the same ones.
+    value in the middle of it. Left out, they are the same ones. ``made`` says it of placeholders
+    that another part makes. ``noises`` are random numbers that are drawn in front: for
+    other sizes it draws itself, ``alone``: nobody draws in between. ``ahead`` and ``told`` are for
+    other sizes (:class:`~rose_compiler.ir.sizes.Part`, :func:`~rose_compiler.ir.sizes.of_part`).
 
     ``axes`` are the batch axes of the body's placeholders, by name; those of its results are proven
     anew, except for the ``known`` ones. Its effects are those of the original as far as the body
@@ -44,7 +54,18 @@ def part(
     params = tuple(n.name for n in placeholders(body.graph))
     drawn = any(draws_random(n) for n in body.graph.nodes)
     checks = tuple(n.name for n in body.graph.nodes if is_check(n))
-    rng = (RNG_TORCH,) if drawn else ()
+    lineage = _lineage(of, results or range(len(results_of(body))))
+    asked = Part(
+        params,
+        lineage[1],
+        _handed(of, made or {}, params),
+        tuple(p for p in (*of.attributes.get("noises", ()), *noises) if p in params),
+        len(_draws(body)),
+        ahead,
+        next((p for p in params if axes.get(p) == 0), None),
+    )
+    alone = alone and RNG_TORCH in (of.signature.writes or ())
+    rng = (RNG_TORCH,) if drawn or (alone and asked.noises) else ()
     reads = tuple(
         r for r in of.signature.reads or () if r != RNG_TORCH and parse_entry(r).root in params
     )
@@ -64,11 +85,10 @@ def part(
     attributes = of.attributes | {k: v for k, v in found.items() if v or k in of.attributes}
     if axes and not batch and "rows" in attributes:
         attributes["rows"] = dict(axes)  # for passes that take a draw out and try again
-    lineage = _lineage(of, results or range(len(results_of(body))))
     separable = frozenset(n for n in batch if n in params)
-    if (sizes := of_part(of, body, separable, *lineage)) is not None:
+    if (sizes := of_part(of, body, separable, lineage[0], asked, told)) is not None:
         attributes[SIZES] = sizes
-    attributes["part_of"] = lineage
+    attributes |= {"part_of": lineage, "made": asked.made, "noises": asked.noises}
     return Op(
         signature,
         body.forward,
@@ -85,6 +105,39 @@ def _lineage(of: Op, results: Sequence[int | None]) -> tuple[Op, tuple[int | Non
     if positions is None:
         return root, tuple(results)
     return root, tuple(None if k is None else positions[k] for k in results)
+
+
+def _handed(
+    of: Op, made: Mapping[str, int | None], params: tuple[str, ...]
+) -> dict[str, int | None]:
+    """The parameters that other parts make, by the numbers of results of the captured operation."""
+    _, positions = of.attributes.get("part_of", (of, None))
+    mapped = {p: k if k is None or positions is None else positions[k] for p, k in made.items()}
+    known = {**of.attributes.get("made", {}), **mapped}
+    return {p: k for p, k in known.items() if p in params}
+
+
+def told_by(passed: Iterable[fx.Node]) -> tuple[str, int | None] | None:
+    """A value from the middle of a graph that is a tensor, by its name, and its rows: another part
+    sees by it whether the one that makes it ran the user's statements."""
+    for node in passed:
+        spec = facts.get(node).spec
+        if spec is not None and spec.kind == "tensor":
+            return node.name, facts.rows_of(spec)
+    return None
+
+
+def draw_alone(node: fx.Node, rewrite: Rewriter) -> None:
+    """Let nobody draw between the random numbers that an operation is handed and itself."""
+    op = op_of(node)
+    reads, writes = op.signature.reads or (), op.signature.writes or ()
+    if not op.attributes.get("noises") or RNG_TORCH in writes:
+        return
+    retire(rewrite.program, node)
+    rng = (RNG_TORCH,)
+    rewrite.retarget(
+        node, op.with_signature(reads=(*reads, *rng), writes=(*writes, *rng)), *node.args
+    )
 
 
 def retire(program: Program, node: fx.Node) -> None:

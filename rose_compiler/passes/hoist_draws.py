@@ -17,6 +17,7 @@ from rose_compiler.ir.ops import DRAW, RANDN
 from rose_compiler.ir.program import LoopView, is_call, is_item, op_of, placeholders
 from rose_compiler.ir.recorded import records
 from rose_compiler.ir.rewriter import Rewriter
+from rose_compiler.ir.sizes import sizes_of
 from rose_compiler.ir.slice import draws_random
 from rose_compiler.passes.base import PassContext, context_of
 from rose_compiler.passes.graphs import named_axes, part, retire
@@ -113,14 +114,17 @@ def _value(spec: Spec | None, seed: int) -> Any:
     return made if spec.kind == "tensor" else made.numpy()
 
 
-def replace_draws(node: fx.Node, taken: Hoisted, rewrite: Rewriter) -> None:
-    """Draw in front of a node, and let it call an operation that takes the numbers."""
+def replace_draws(node: fx.Node, taken: Hoisted, rewrite: Rewriter, *, alone: bool = False) -> None:
+    """Draw in front of a node, and let it call an operation that takes the numbers. ``alone``: if
+    sizes may turn out to be others, nobody draws in between, so that it can still draw itself; for
+    the others see :func:`~rose_compiler.passes.graphs.draw_alone`."""
     op = op_of(node)
     drawn = [draw_before(noise, node, rewrite) for noise in taken.noises]
     axes = named_axes(node)
     axes |= {noise.name: 0 for noise in taken.noises if noise.shape}
     retire(rewrite.program, node)
-    made = part(rewrite.program, op, taken.gm, op.name, axes)
+    noises = () if sizes_of(op) is None else [n.name for n in taken.noises]
+    made = part(rewrite.program, op, taken.gm, op.name, axes, noises=noises, alone=alone)
     rewrite.retarget(node, made, *node.args, *drawn)
 
 

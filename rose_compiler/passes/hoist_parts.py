@@ -21,8 +21,9 @@ from rose_compiler.ir.program import LoopView, Value, is_call, op_of, placeholde
 from rose_compiler.ir.recorded import records
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.ir.scope import nodes_in
+from rose_compiler.ir.sizes import hands_over
 from rose_compiler.passes.fuse_graphs import calls
-from rose_compiler.passes.graphs import named_axes, part, retire
+from rose_compiler.passes.graphs import named_axes, part, retire, told_by
 
 #: Calls of torch that a part is worth an operation of its own for, or else elements of the largest
 #: tensor that it reads or makes: the cast of a weight is one call.
@@ -69,7 +70,8 @@ def put_in_loop(node: fx.Node, parts: Parts, rewrite: Rewriter) -> fx.Node:
     """A call of the part in front of the operation, in the loop still."""
     op, given = op_of(node), _given(node)
     name = f"{op.name}_fixed"
-    made = part(rewrite.program, op, parts.fixed, name, named_axes(node))
+    values: list[None] = [None] * len(parts.passed)
+    made = part(rewrite.program, op, parts.fixed, name, named_axes(node), results=values)
     # it makes values in the middle of what was captured, once for all its calls
     del made.attributes["part_of"]
     made.attributes["once"] = True
@@ -109,14 +111,22 @@ def hand_over(node: fx.Node, call: fx.Node, parts: Parts, rewrite: Rewriter) -> 
         values.append(picked)
     given.update({n.name: v for n, v in zip(parts.passed, values, strict=True)})
     retire(rewrite.program, node)
-    rest = _rest(rewrite, op, parts, axes)
+    midway = told_by(parts.passed) if hands_over(op_of(call)) else None
+    rest = _rest(rewrite, op, parts, axes, midway)
     rewrite.retarget(node, rest, *(given[n] for n in parts.rest_inputs))
 
 
-def _rest(rewrite: Rewriter, op: Op, parts: Parts, axes: Mapping[str, int]) -> Op:
+def _rest(
+    rewrite: Rewriter,
+    op: Op,
+    parts: Parts,
+    axes: Mapping[str, int],
+    midway: tuple[str, int | None] | None,
+) -> Op:
     """The operation without its part. Passed values that are as long as the batch are rows of it,
     if that is proven to keep rows apart."""
     assert op.body is not None
+    passed = {n.name: None for n in parts.passed}
     rows = {
         spec.shape[axes[n.name]]
         for n in placeholders(op.body.graph)
@@ -132,10 +142,14 @@ def _rest(rewrite: Rewriter, op: Op, parts: Parts, axes: Mapping[str, int]) -> O
     kept = {} if set(parts.fixed_inputs) & set(axes) else told
     for given, known in (({**axes, **long}, {}), (axes, {}), (axes, kept)):
         results = {name: axis for name, axis in known.items() if name.startswith("return.")}
-        made = part(rewrite.program, op, parts.rest, op.name, given, results)
+        made = part(
+            rewrite.program, op, parts.rest, op.name, given, results, made=passed, told=midway
+        )
         if made.signature.batch is not None:
             return made
-    return part(rewrite.program, op, parts.rest, op.name, {**axes, **long})
+    return part(
+        rewrite.program, op, parts.rest, op.name, {**axes, **long}, made=passed, told=midway
+    )
 
 
 def _given(node: fx.Node) -> dict[str, Value]:

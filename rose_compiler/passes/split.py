@@ -16,10 +16,21 @@ from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import facts
 from rose_compiler.ir.checks import is_check
 from rose_compiler.ir.deps import title
+from rose_compiler.ir.effects import related
 from rose_compiler.ir.facts import Spec
-from rose_compiler.ir.program import LoopView, is_item, op_of, placeholders
+from rose_compiler.ir.ops import STATE
+from rose_compiler.ir.program import (
+    LoopView,
+    is_call,
+    is_item,
+    is_state,
+    is_structure,
+    op_of,
+    placeholders,
+)
 from rose_compiler.ir.recorded import records
 from rose_compiler.ir.rewriter import Rewriter
+from rose_compiler.ir.sizes import hands_over
 from rose_compiler.ir.slice import Split as Sliced
 from rose_compiler.ir.slice import split_outputs
 from rose_compiler.passes.base import Pass, context_of
@@ -30,6 +41,7 @@ from rose_compiler.passes.graphs import (
     result_specs,
     results_of,
     retire,
+    told_by,
     tupled,
 )
 from rose_compiler.passes.recurrence import is_step, items, recurrence
@@ -128,7 +140,16 @@ def apply(node: fx.Node, sliced: Sliced, rewrite: Rewriter) -> tuple[fx.Node, fx
     axes = named_axes(node)
     retire(program, node)
     made_early = (*sliced.early_outputs, *(None for _ in sliced.passed))
-    first = part(program, op, sliced.early, f"{op.name}_early", axes, results=made_early)
+    told = told_by(inner[n] for n in sliced.passed)
+    first = part(
+        program,
+        op,
+        sliced.early,
+        f"{op.name}_early",
+        axes,
+        results=made_early,
+        ahead=told is not None and _may_run_ahead(node, set(sliced.early_inputs), rewrite),
+    )
     early = rewrite.call(
         first,
         *(given[n] for n in sliced.early_inputs),
@@ -149,7 +170,16 @@ def apply(node: fx.Node, sliced: Sliced, rewrite: Rewriter) -> tuple[fx.Node, fx
         given[name] = results[k]
         if f"return.{k}" in early_axes:
             axes[name] = early_axes[f"return.{k}"]
-    second = part(program, op, sliced.late, f"{op.name}_late", axes, results=sliced.late_outputs)
+    second = part(
+        program,
+        op,
+        sliced.late,
+        f"{op.name}_late",
+        axes,
+        results=sliced.late_outputs,
+        made=dict(zip(handed, made_early, strict=True)),
+        told=told if hands_over(first) else None,
+    )
     late = rewrite.call(
         second,
         *(given[n] for n in sliced.late_inputs),
@@ -163,6 +193,28 @@ def apply(node: fx.Node, sliced: Sliced, rewrite: Rewriter) -> tuple[fx.Node, fx
         rewrite.replace(node, results[0])
     rewrite.erase(node)
     return early, late
+
+
+def _may_run_ahead(node: fx.Node, early: set[str], rewrite: Rewriter) -> bool:
+    """Whether the early half may read what only the late one waits for: all that write it write
+    what the early one reads too, so that it waits for them as well."""
+    op, scope = op_of(node), rewrite.deps.scope
+    assert op.body is not None
+    names = [n.name for n in placeholders(op.body.graph)]
+    read: dict[bool, set[str]] = {True: set(), False: set()}
+    for name, value in zip(names, node.args, strict=True):
+        if isinstance(value, fx.Node) and is_state(value):
+            read[name in early].add(scope.state(value))
+    if not read[False]:
+        return True
+    for other in rewrite.program.nodes():
+        if other is node or not is_call(other) or is_structure(other) or is_call(other, STATE):
+            continue
+        written = [e.state for e in rewrite.deps.effects(other) if e.write]
+        late = any(related(w, r) for w in written for r in read[False])
+        if late and not any(related(w, r) for w in written for r in read[True]):
+            return False
+    return True
 
 
 def _results(

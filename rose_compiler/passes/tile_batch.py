@@ -21,6 +21,7 @@ from rose_compiler.ir.recorded import records
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.passes.base import Pass, PassContext, context_of
 from rose_compiler.passes.borrowed import lends, why_not_copied
+from rose_compiler.passes.graphs import draw_alone
 from rose_compiler.passes.probing import ask, computes
 from rose_compiler.passes.recurrence import (
     Recurrence,
@@ -46,11 +47,11 @@ class TileBatch(Pass):
             return
         found = recurrence(loop)
         if isinstance(found, Blocker):
-            rewrite.missed(steps[0], found)
+            _whole(steps[0], found, loop, rewrite)
             return
         plan = self.plan(found, rewrite.deps, context_of(rewrite))
         if isinstance(plan, Blocker):
-            rewrite.missed(steps[0], plan)
+            _whole(steps[0], plan, loop, rewrite)
         elif rewrite.spend():
             rewrite.applied(
                 found.step,
@@ -100,6 +101,13 @@ class TileBatch(Pass):
             if asked and (reason := ask(context, node, tiles)):
                 return reason
         return tiling
+
+
+def _whole(step: fx.Node, why: Blocker, loop: LoopView, rewrite: Rewriter) -> None:
+    """Leave a batch whole: nobody gets a part of what was drawn for it in front."""
+    rewrite.missed(step, why)
+    for node in filter(is_call, list(loop.graph.nodes)):
+        draw_alone(node, rewrite)
 
 
 def _other_rows(found: Recurrence, size: int) -> Blocker | None:

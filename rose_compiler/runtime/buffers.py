@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,10 +88,11 @@ def concat(*parts: Any) -> Any:
     return np.concatenate(parts)
 
 
-def join_rows(items: Sequence[Any]) -> Any:
+def join_rows(items: Sequence[Any], proven: Callable[[Sequence[Any]], bool] | None = None) -> Any:
     """Batches of several trips behind each other; :class:`~rose_compiler.base.apart.Apart` if they
-    are not of one kind, so that nothing is promoted, dropped or cut that is no row."""
-    return concat(*items) if alike(items) else Apart(items)
+    are not of one kind, so that nothing is promoted, dropped or cut that is no row, or not
+    ``proven`` to be what the graphs that take them stand for."""
+    return concat(*items) if alike(items) and (proven is None or proven(items)) else Apart(items)
 
 
 def split_rows(value: Any, items: Sequence[Any]) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ import torch
 
 from rose_compiler.base import phases
 from rose_compiler.base.apart import Apart
+from rose_compiler.base.drawn import after
 from rose_compiler.base.errors import fail
 from rose_compiler.base.faultmap import FaultMap
 from rose_compiler.base.frozen import frozen
@@ -367,7 +368,8 @@ class Runtime:
     frozen: Callable[[Any], Any] = staticmethod(frozen)
     rows: Callable[[Any, int, int], Any] = staticmethod(buffers.rows)
     concat: Callable[..., Any] = staticmethod(buffers.concat)
-    join_rows: Callable[[Any], Any] = staticmethod(buffers.join_rows)
+    join_rows: Callable[..., Any] = staticmethod(buffers.join_rows)
+    drawn: Callable[[Any, Any], Any] = staticmethod(after)
     split_rows: Callable[[Any, Any], Any] = staticmethod(buffers.split_rows)
 
 
