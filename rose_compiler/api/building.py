@@ -112,7 +112,7 @@ class Building:
             memory_limit=None if self.tuning().tuned else self.memory.left,
             optimizers=self.optimizers(),
             examples=self.watch.examples,
-            losses=self.watch.losses if decision.compile else {},
+            losses=self.watch.losses if decision.compile or decision.script else {},
             wrappers=self.wrappers(),
             device=self.device(),
         )

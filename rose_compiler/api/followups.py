@@ -1,4 +1,5 @@
-"""What meets the schedule that is settled on: it with bound cores, compiled, as CUDA graphs."""
+"""What meets the schedule that is settled on: it with bound cores, with TorchScript, compiled, as
+CUDA graphs."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ import torch
 
 from rose_compiler.api.verdicts import Verdicts
 from rose_compiler.base.decision import Decision
+from rose_compiler.runtime.script import available
 from rose_compiler.tune.chooser import Chooser
-from rose_compiler.tune.space import with_compiled
+from rose_compiler.tune.space import with_compiled, with_script
 
 #: Seconds that Inductor is expected to take. It is asked for no more than that long a training has
 #: gone on: one that ends soon after has lost half of its time at worst, and a short one nothing.
@@ -28,8 +30,11 @@ class FollowUps:
         self._plain = plain
         self._asked_to_compile = False
         self._bound_after = -1  # drifts after which simulators bound to cores were tried
-        #: Whether there are losses to compile.
+        self._asked_for_script = False
+        #: Whether there are losses or graphs to compile.
         self.compilable: Callable[[], bool] = lambda: False
+        #: Whether bits may change.
+        self.close = False
         #: A schedule with processes bound to cores, where that may pay.
         self.bound: Callable[[Decision | None], Decision | None] = lambda _: None
         #: Told of such a schedule, and the seconds of an iteration expected without and with cores.
@@ -40,7 +45,7 @@ class FollowUps:
         from an earlier run."""
         if chooser.settled:
             self._bind(chooser, adopted)
-        for follow in (self._compile, self._capture):
+        for follow in (self._script, self._compile, self._capture):
             if chooser.settled:
                 follow(chooser)
 
@@ -80,10 +85,20 @@ class FollowUps:
         self.verdicts.quotas[decision] = seconds, seconds * ahead / without
         self.foreseen(decision, *self.verdicts.quotas[decision])
 
+    def _script(self, chooser: Chooser) -> None:
+        """Let what is settled on meet the same with its losses and graphs run by TorchScript, once;
+        that takes no time to speak of."""
+        if self._asked_for_script or chooser.ended_early:
+            return
+        self._asked_for_script = True
+        decision = with_script(_chosen(chooser), self._plain)
+        if decision not in chooser.candidates and self.compilable() and available():
+            chooser.challenge(decision)
+
     def _compile(self, chooser: Chooser) -> None:
         """Let what is settled on meet the same with its losses compiled, once, where the training
         is long enough to win back what compiling takes."""
-        if self._asked_to_compile or chooser.total_s < COMPILE_S:
+        if self._asked_to_compile or not self.close or chooser.total_s < COMPILE_S:
             return
         if (decision := self.to_compile(chooser)) is not None:
             chooser.challenge(decision)
@@ -91,7 +106,9 @@ class FollowUps:
 
     def to_compile(self, chooser: Chooser) -> Decision | None:
         """The compiled form that is to be tried at its time, if any."""
-        if self._asked_to_compile or chooser.ended_early or not chooser.allows(COMPILE_S):
+        if self._asked_to_compile or chooser.ended_early or not self.close:
+            return None
+        if not chooser.allows(COMPILE_S):
             return None
         decision = with_compiled(_chosen(chooser), self._plain)
         return None if decision in chooser.candidates or not self.compilable() else decision

@@ -23,7 +23,7 @@ from rose_compiler.kernels.scan_native import Built
 from rose_compiler.runtime.inductor import Note
 from rose_compiler.tune.chooser import Chooser
 from rose_compiler.tune.search import LeftOut, Proposal
-from rose_compiler.tune.space import candidates, default_decision, with_compiled
+from rose_compiler.tune.space import candidates, default_decision, with_compiled, with_script
 
 
 class Tuning:
@@ -94,9 +94,11 @@ class Tuning:
             copies=copies(),
         )
         self._entry = stored(space)
+        self.follow_ups.compilable = compilable
+        self.follow_ups.close = close
+        known = [*space, *(with_script(one, self._plain) for one in space)]
         if close:
-            self.follow_ups.compilable = compilable
-        known = [*space, *(with_compiled(one, self._plain) for one in space)]
+            known += [with_compiled(one, self._plain) for one in known]
         kept = None if self._entry is None else self._entry.load(known)
         self._chooser = Chooser(space, budget_s=options.tune_budget)
         if kept is not None:

@@ -133,14 +133,22 @@ def remarks_of(found: Sequence[Note | Built]) -> list[Remark]:
     return [*built, *(_inductor(one) for one in found if isinstance(one, Note))]
 
 
+_HOW = {
+    "inductor": "compiled by Inductor",
+    "script": "made one call of TorchScript",
+    "cuda-graph": "captured as a CUDA graph",
+}
+
+
 def _inductor(note: Note) -> Remark:
     if note.why:
         what = "as a CUDA graph, " if note.kind == "cuda-graph" else ""
         why = f"{note.name}, {what}{note.seconds:.1f} s: {note.why}"
         code = "probe-values-differ" if "differs" in note.why else "not-available"
         return Remark("missed", "fuse", (), code, why)
-    how = "compiled by Inductor" if note.kind == "inductor" else "captured as a CUDA graph"
-    why = f"{note.name} {how} in {note.seconds:.1f} s" + (f": {note.gain}" if note.gain else "")
+    why = f"{note.name} {_HOW[note.kind]} in {note.seconds:.1f} s" + (
+        f": {note.gain}" if note.gain else ""
+    )
     return Remark("note", "fuse", (), note.kind, why)
 
 

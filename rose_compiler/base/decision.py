@@ -19,7 +19,8 @@ Lanes = Literal["native", "thread", "inline"]
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {"late": get_args(Late), "lanes": get_args(Lanes)}
 _FLAGS = (
-    *("defer", "fuse", "hosted", "overlap", "accumulate", "streams", "compile", "cuda_graphs"),
+    *("defer", "fuse", "hosted", "overlap", "accumulate", "streams", "compile", "script"),
+    "cuda_graphs",
     *("wrappers", "copies"),
 )
 _COUNTS = {"groups": 0, "rollout_threads": 1, "update_threads": 1}  # field -> least value
@@ -74,6 +75,9 @@ class Decision:
     ``fuse``: optimizers that can step by one kernel for all parameters do so.
     ``compile``: a loss and its ``backward`` become one function that Inductor compiles, and so does
     each of the longest graphs that record no gradients.
+    ``script``: what ``compile`` would compile, and does not, becomes one call of TorchScript that
+    makes torch's own calls in the same order, without Python and the autograd engine between them;
+    bits are the same.
     ``cuda_graphs``: what ``compile`` made on a CUDA device is captured as a CUDA graph and
     replayed, where that is faster.
     ``wrappers``: the wrappers of a simulator's environments advance all environments of a shard at
@@ -95,6 +99,7 @@ class Decision:
     copies: bool = False
     cores: tuple[tuple[str, int], ...] = ()
     compile: bool = False
+    script: bool = False
     cuda_graphs: bool = False
     pipeline: tuple[Pipelined, ...] = ()
     wrappers: bool = False

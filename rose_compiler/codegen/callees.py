@@ -35,9 +35,15 @@ def plain_step(op: Op, node: fx.Node) -> tuple[Any, Any] | None:
     return given[roles["env"]], given[roles["action"]]
 
 
-def replayed(op: Op) -> str:
-    """The argument of a call that is recorded as a CUDA graph, if it is."""
-    return ", replayed=True" if op.attributes.get("replayed") else ""
+def is_compiled(op: Op) -> bool:
+    """Whether a graph is run by what it was compiled to."""
+    return bool(op.attributes.get("inductor") or op.attributes.get("script"))
+
+
+def form(op: Op) -> str:
+    """What a loss or graph is compiled to, as arguments of its call."""
+    script = ", script=True" if op.attributes.get("script") else ""
+    return script + (", replayed=True" if op.attributes.get("replayed") else "")
 
 
 def infos_unread(node: fx.Node) -> bool:

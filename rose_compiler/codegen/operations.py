@@ -11,7 +11,14 @@ import torch.fx as fx
 
 from rose_compiler.codegen import builtins
 from rose_compiler.codegen.aside import Given, inputs_of, looked_up
-from rose_compiler.codegen.callees import always_read, infos_unread, plain_step, replayed, source_of
+from rose_compiler.codegen.callees import (
+    always_read,
+    form,
+    infos_unread,
+    is_compiled,
+    plain_step,
+    source_of,
+)
 from rose_compiler.codegen.emitter import Emitter
 from rose_compiler.codegen.expressions import quoted
 from rose_compiler.codegen.merge import Merged, place_of
@@ -19,7 +26,7 @@ from rose_compiler.codegen.module import is_block
 from rose_compiler.codegen.schedule import Action, Body, aside, is_pick
 from rose_compiler.codegen.scopes import Scope, Spread
 from rose_compiler.ir import facts
-from rose_compiler.ir.ops import BRANCH, BREAK_IF, LOOP, UNBOUND, Op
+from rose_compiler.ir.ops import BRANCH, BREAK_IF, DROPPED, LOOP, UNBOUND, Op
 from rose_compiler.ir.program import (
     BranchView,
     LoopView,
@@ -30,6 +37,7 @@ from rose_compiler.ir.program import (
     output_node,
     placeholders,
 )
+from rose_compiler.ir.unread import Dropped
 
 
 class Operations(Emitter):
@@ -140,13 +148,18 @@ class Operations(Emitter):
             arguments = printer.arguments(node.args, node.kwargs, refs)
             text = f"{function}({arguments})"
             if op.kind == "loss":
+                given = len(node.args) - op.attributes.get(DROPPED, 0)
+                arguments = printer.arguments(node.args[:given], node.kwargs, refs)
+                if given < len(node.args):
+                    others = printer.arguments(node.args[given:], {}, refs)
+                    arguments += f", dropped={printer.bind(Dropped, 'Dropped')}({others})"
                 if recorded := op.attributes.get("recorded", ()):
                     arguments += f", recorded={recorded}"
-                arguments += replayed(op)
+                arguments += form(op)
                 text = f"rt.gradients({function}{', ' if arguments else ''}{arguments})"
                 text = self.sized(op, node, refs, text)
-            elif op.attributes.get("inductor"):
-                arguments += replayed(op)
+            elif is_compiled(op):
+                arguments += form(op)
                 text = f"rt.graph({function}{', ' if arguments else ''}{arguments})"
                 text = self.sized(op, node, refs, text)
         else:
@@ -180,7 +193,7 @@ class Operations(Emitter):
         else:
             arguments = printer.arguments(node.args, {}, refs)
             function = self.function(op, node, refs)
-            if op.attributes.get("inductor") and action.lane.startswith("stream:"):
+            if is_compiled(op) and action.lane.startswith("stream:"):
                 function = f"rt.graph, {function}"  # the coordinator runs it, as it would here
             text = f"{lane}.submit({site}, {function}{', ' if arguments else ''}{arguments})"
         self.writer.line(f"{self.task(node)} = {text}", where, source_of(op))

@@ -120,9 +120,12 @@ class _Tracer:
                 return self._unfit(node)
         if not ends or not ends <= members:
             return _no("the loss is not computed in front of it by torch alone")
+        others = _leading_to_backwards(front)
         for node in front:
             behind = any(maker_of(a) in members for a in node.all_input_nodes)
-            if behind and node not in members and self._fits(node) and not contains(node):
+            if not behind or node in members or node in others:
+                continue
+            if self._fits(node) and not contains(node):
                 members.add(node)
         # a view that others use too stays a view; what differs from trip to trip by a number, or
         # not at all, stays outside
@@ -370,6 +373,15 @@ class _Tracer:
             tuple(_place(n) for n in results),
             drawn.noises,
         )
+
+
+def _leading_to_backwards(nodes: list[fx.Node]) -> set[fx.Node]:
+    """What the losses are computed from that are gone backward from among these operations."""
+    found = {n for n in nodes if is_backward(n)}
+    for node in reversed(nodes):
+        if node in found:
+            found.update(maker_of(a) for a in node.all_input_nodes)
+    return found
 
 
 def _is_operation(node: fx.Node) -> bool:

@@ -19,7 +19,7 @@ from rose_compiler.ir.dump_expr import (
     value,
 )
 from rose_compiler.ir.dump_names import fresh, identifier
-from rose_compiler.ir.ops import Op
+from rose_compiler.ir.ops import DROPPED, Op
 
 # Attributes by which blocks are compiled anew; they lead to the objects that were captured.
 _CAPTURED = frozenset(
@@ -37,6 +37,7 @@ _CAPTURED = frozenset(
         "part_of",
         "made",
         "noises",
+        "as_written",
     )
 )
 # Attributes that have a word of their own.
@@ -97,13 +98,14 @@ def _params(op: Op) -> tuple[tuple[str, ...], dict[fx.Node, str]]:
     if op.body is None:
         return (params if printable else ()), {}
     found = [n for n in op.body.graph.nodes if n.op == "placeholder"]
-    if len(found) != len(params):
+    handed = len(params) - op.attributes.get(DROPPED, 0)
+    if len(found) != handed:
         raise unprintable(
-            f"the body of {op.name} takes {len(found)} values, its signature {len(params)}"
+            f"the body of {op.name} takes {len(found)} values, its signature {handed}"
         )
     if not printable:
-        params = tuple(f"p{i}" for i in range(len(found)))
-    return params, dict(zip(found, params, strict=True))
+        params = tuple(f"p{i}" for i in range(len(params)))
+    return params, dict(zip(found, params, strict=False))
 
 
 def told_attributes(op: Op) -> dict[str, Any]:

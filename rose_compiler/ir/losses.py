@@ -28,6 +28,7 @@ from rose_compiler.ir.program import (
     placeholders,
 )
 from rose_compiler.ir.recorded import has_graph
+from rose_compiler.ir.unread import backward_without
 
 #: ``(operation, argument, item)``: an argument of an operation, or an item of it.
 Input = tuple[str, int, int | None]
@@ -245,14 +246,16 @@ def in_front_of_the_loss(loss: Loss, position: int) -> bool:
 
 
 def with_backward(
-    forward: Callable[..., Any], recorded: Collection[int] = ()
+    forward: Callable[..., Any], recorded: Collection[int] = (), dropped: int = 0
 ) -> Callable[..., Any]:
     """The reference of a loss's operation: compute its results, go backward from the first one,
-    hand out the others, detached but for those at the positions ``recorded``."""
+    hand out the others, detached but for those at the positions ``recorded``. The last ``dropped``
+    arguments say which gradients are left out (:class:`~rose_compiler.ir.unread.Dropped`)."""
 
     def run(*args: Any) -> Any:
-        loss, *others = forward(*args)
-        loss.backward()
+        given = len(args) - dropped
+        loss, *others = forward(*args[:given])
+        backward_without(loss, *args[given:])
         freed = tuple(r if k in recorded else r.detach() for k, r in enumerate(others))
         return freed if len(freed) > 1 else freed[0] if freed else None
 

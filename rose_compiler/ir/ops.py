@@ -24,6 +24,9 @@ from rose_compiler.ir import builtin_impls as impls
 # the gradients of its first result go to `.grad`, its other results come out. "component": one
 # call of a component (policy, simulator, trainer). "step": a component call that advances a
 # simulator. "builtin": see below.
+#: Attribute of a loss: how many parameters, the last ones, say which gradients are left out.
+DROPPED = "dropped"
+
 KINDS = ("block", "graph", "loss", "component", "step", "builtin")
 
 
@@ -81,6 +84,7 @@ class Op:
       reference to the value, so that who touches the container may read it;
     * ``"fused"``: the names of the operations that a loss, or a graph for Inductor, stands for;
     * ``"inductor"``: whether Inductor is to compile a graph;
+    * ``"script"``: whether TorchScript is to run a graph, or a loss that Inductor does not compile;
     * ``"replayed"``: whether what Inductor makes of it is to be captured as a CUDA graph;
     * ``"retains"``: parameters whose values something goes on holding a reference to;
     * ``"items"``: parameters that are containers which get or lose items: what is written of them

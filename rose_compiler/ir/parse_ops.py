@@ -16,7 +16,7 @@ from rose_compiler.ir.dump_names import CALL_WORDS
 from rose_compiler.ir.effects import EVERYTHING, GLOBAL_STATES, parse_entry
 from rose_compiler.ir.interp import call_graph
 from rose_compiler.ir.losses import with_backward
-from rose_compiler.ir.ops import KINDS, Op, Signature
+from rose_compiler.ir.ops import DROPPED, KINDS, Op, Signature
 from rose_compiler.ir.parse_expr import Expressions, Reader, Value, is_strings
 
 
@@ -130,17 +130,20 @@ def read_op(
     if any(o.name == signature.name for o in reader.ops.values()):
         raise reader.error(function, f"two operations are named {signature.name!r}")
     body = None
+    dropped = attributes.get(DROPPED, 0)
+    if type(dropped) is not int or not 0 <= dropped <= len(names) or dropped % 4:
+        raise reader.error(function, f"{DROPPED!r} must count four parameters for each optimizer")
     if not _is_blank(function.body):
         if kind not in ("graph", "loss"):
             problem = "only an operation of kind 'graph' or 'loss' has a body"
             raise reader.error(function.body[0], problem)
         if len(names) != len(params):
             raise reader.error(function, "a traced operation needs its parameters by name")
-        body = GraphBody(reader, function, names).read()
+        body = GraphBody(reader, function, names[: len(names) - dropped]).read()
     run: Callable[..., Any] | None = None
     if body is not None and kind == "loss":
         recorded = attributes.get("recorded", ())
-        run = with_backward(functools.partial(call_graph, body), recorded)
+        run = with_backward(functools.partial(call_graph, body), recorded, dropped)
     elif body is not None:
         run = functools.partial(_results, body, signature.results)
     impl = bind.get(signature.name, run)

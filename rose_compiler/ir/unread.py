@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,26 +18,45 @@ _PLAIN = frozenset({"AccumulateGrad", "TBackward0", "ToCopyBackward0"})
 
 def backward_without(loss: Tensor, *dropped: Any) -> None:
     """Go backward from a loss, and leave the parameters of optimizers alone whose gradients are
-    dropped unread.
+    dropped unread: see :class:`Dropped`."""
+    Dropped(*dropped).backward(loss)
+
+
+class Dropped:
+    """Parameters whose gradients nobody reads before they are dropped, in this trip.
 
     ``dropped`` holds four values for each optimizer: itself, the trip of the loop in whose next
     trip its gradients are dropped, the loop's ``stop`` and its ``step``; in the last trip
     everything is computed. So it is where somebody could see that a part did not run: a hook,
     a function of the user's own in the graph, who holds a gradient that would be added to.
     """
-    unread: dict[int, Tensor] = {}
-    for k in range(0, len(dropped), 4):
-        optimizer, trip, stop, step = dropped[k : k + 4]
-        following = trip + step
-        if following >= stop if step > 0 else following <= stop:
-            continue
-        for group in optimizer.param_groups:
-            unread.update((id(p), p) for p in group["params"])
-    wanted = [] if not unread or _watched(unread) else wanted_of(loss, unread)
-    if wanted:
-        loss.backward(inputs=wanted)
-    else:
-        loss.backward()
+
+    def __init__(self, *dropped: Any) -> None:
+        unread: dict[int, Tensor] = {}
+        for k in range(0, len(dropped), 4):
+            optimizer, trip, stop, step = dropped[k : k + 4]
+            following = trip + step
+            if following >= stop if step > 0 else following <= stop:
+                continue
+            for group in optimizer.param_groups:
+                unread.update((id(p), p) for p in group["params"])
+        #: The parameters, by id.
+        self.unread = {} if unread and _watched(unread) else unread
+
+    def backward(self, loss: Tensor) -> None:
+        """Go backward from a loss to all other leaves."""
+        wanted = wanted_of(loss, self.unread) if self.unread else []
+        if wanted:
+            loss.backward(inputs=wanted)
+        else:
+            loss.backward()
+
+    def positions(self, args: Sequence[Any]) -> tuple[int, ...]:
+        """Which of the arguments of a loss are such parameters; none if somebody holds the gradient
+        of one."""
+        unread = self.unread
+        found = tuple(k for k, a in enumerate(args) if id(a) in unread) if unread else ()
+        return () if any(_held(args[k]) for k in found) else found
 
 
 def wanted_of(loss: Tensor, unread: dict[int, Tensor]) -> list[Tensor]:

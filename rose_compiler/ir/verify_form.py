@@ -8,7 +8,7 @@ from typing import Any
 import torch.fx as fx
 
 from rose_compiler.ir import bodies, facts, program
-from rose_compiler.ir.ops import BRANCH, BUILTINS, CONCAT, LOOP, MERGE, RANDN, Op
+from rose_compiler.ir.ops import BRANCH, BUILTINS, CONCAT, DROPPED, LOOP, MERGE, RANDN, Op
 from rose_compiler.ir.program import LoopView, is_call, is_item
 from rose_compiler.ir.scope import nodes_in
 from rose_compiler.ir.summary import PURE_OPERATORS
@@ -237,7 +237,8 @@ def _traced(subject: Subject) -> Iterator[Fault]:
             continue
         yield from _lint_graph(op.body.graph, op.name)
         params = program.placeholders(op.body.graph)
-        if len(params) != len(op.signature.params):
+        handed = len(op.signature.params) - op.attributes.get(DROPPED, 0)
+        if len(params) != handed:
             yield Fault(
                 f"parameters of the body of {op.name!r}",
                 None,

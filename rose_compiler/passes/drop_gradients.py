@@ -25,7 +25,7 @@ from rose_compiler.ir import bodies
 from rose_compiler.ir.deps import title
 from rose_compiler.ir.effects import related
 from rose_compiler.ir.interp import resolve
-from rose_compiler.ir.ops import BRANCH, LOOP, Op
+from rose_compiler.ir.ops import BRANCH, DROPPED, LOOP, Op
 from rose_compiler.ir.program import (
     LoopView,
     Program,
@@ -39,6 +39,7 @@ from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.ir.state_node import state_node
 from rose_compiler.ir.unread import backward_without
 from rose_compiler.passes.base import Pass, context_of
+from rose_compiler.passes.fuse_losses import dropping
 
 #: Elements of parameters below which walking through the graph costs what it saves.
 LEAST = 16_384
@@ -65,7 +66,7 @@ class DropGradients(Pass):
     name: ClassVar[str] = "drop_gradients"
 
     def run_program(self, program: Program, rewrite: Rewriter) -> None:
-        for node in [n for n in program.nodes() if _adds(n) and len(n.args) == 1]:
+        for node in [n for n in program.nodes() if _adds(n) and not _left_out(n)]:
             found = list(_dead(node, program, rewrite))
             if not found:
                 continue
@@ -157,7 +158,17 @@ def _looks(node: fx.Node, state: str, gradients: set[str], rewrite: Rewriter) ->
 
 def _adds(node: fx.Node) -> bool:
     """Whether an operation does nothing with gradients but add to them."""
-    return _is(node, "backward", _BACKWARD)
+    return _is_loss(node) or _is(node, "backward", _BACKWARD)
+
+
+def _is_loss(node: fx.Node) -> bool:
+    """Whether an operation is a loss and its backward in one."""
+    return is_call(node) and op_of(node).kind == "loss"
+
+
+def _left_out(node: fx.Node) -> bool:
+    """Whether something is left out of a backward already."""
+    return DROPPED in op_of(node).attributes if _is_loss(node) else len(node.args) != 1
 
 
 def _changes(node: fx.Node, state: str, rewrite: Rewriter) -> bool:
@@ -197,11 +208,13 @@ def _leave_out(node: fx.Node, found: Sequence[Dead], rewrite: Rewriter) -> None:
         extra.append(state_node(dead.optimizer, rewrite))
         extra += _trip(dead)
     names = [f"{n}_{k}" for k in range(len(found)) for n in ("optimizer", "trip", "stop", "step")]
-    signature = old.with_signature(
-        name=rewrite.program.ops.fresh(old.name),
-        params=(*old.signature.params, *names),
-    ).signature
-    op = Op(signature, backward_without, kind="component", attributes=old.attributes)
+    name = rewrite.program.ops.fresh(old.name)
+    if _is_loss(node):
+        op = dropping(old, name, names, old.attributes)
+    else:
+        params = (*old.signature.params, *names)
+        signature = old.with_signature(name=name, params=params).signature
+        op = Op(signature, backward_without, kind="component", attributes=old.attributes)
     rewrite.retarget(node, op, *node.args, *extra)
     whose = ", ".join(f"{d.optimizer}'s" for d in found)
     text = f"the gradients of {whose} parameters are left out where {title(found[0].zero)} drops "

@@ -1,4 +1,5 @@
-"""Traced graphs without gradients as what Inductor compiles, for the fuse pass."""
+"""Traced graphs without gradients as what Inductor compiles, or TorchScript runs, for the fuse
+pass."""
 
 from __future__ import annotations
 
@@ -20,24 +21,31 @@ MOST_GRAPHS = 6
 
 
 def fuse_graphs(program: Program, rewrite: Rewriter) -> None:
-    """Mark graphs for Inductor; what is faster by it is found out when they first run."""
+    """Mark graphs for Inductor or TorchScript; what is faster by it is found out when they first
+    run."""
     context = context_of(rewrite)
-    if not context.options.compile or context.numerics == "bitwise":
+    inductor = context.options.compile and context.numerics != "bitwise"
+    script = context.options.script
+    if not inductor and not script:
         return  # the remarks on losses say so
     for node in list(program.nodes()):
         _draw_in_front(node, rewrite)
-    chosen = set(graphs(program)[:MOST_GRAPHS])
+    fitting = graphs(program)
+    chosen = set(fitting[:MOST_GRAPHS]) if inductor else set[Op]()
+    others = set(fitting) - chosen if script else set[Op]()
     made: dict[Op, Op] = {}
     for node in program.nodes():
-        if not is_graph(node) or (op := op_of(node)).attributes.get("inductor"):
+        if not is_graph(node) or is_marked(op := op_of(node)):
             continue
-        if op not in chosen:
+        if op not in chosen and op not in others:
             if calls(op) >= LEAST_CALLS:
                 rewrite.missed(node, _why_not(node))
             continue
         if op not in made and rewrite.spend():
-            made[op] = _marked(op, program)
-            rewrite.applied(node, f"a graph of {calls(op)} torch calls is for Inductor")
+            form = "inductor" if op in chosen else "script"
+            made[op] = _marked(op, program, form)
+            whose = "Inductor" if op in chosen else "TorchScript"
+            rewrite.applied(node, f"a graph of {calls(op)} torch calls is for {whose}")
         if op in made:
             rewrite.retarget(node, made[op], *node.args)
 
@@ -99,8 +107,13 @@ def calls(op: Op) -> int:
     return sum(n.op in ("call_function", "call_method") for n in op.body.graph.nodes)
 
 
-def _marked(op: Op, program: Program) -> Op:
+def is_marked(op: Op) -> bool:
+    """Whether an operation is marked already."""
+    return bool(op.attributes.get("inductor") or op.attributes.get("script"))
+
+
+def _marked(op: Op, program: Program, form: str) -> Op:
     marked = op.with_signature(name=program.ops.fresh(op.name))
     fused = op.attributes.get("fused") or (op.name,)
-    marked.attributes = {**op.attributes, "inductor": True, "fused": tuple(fused)}
+    marked.attributes = {**op.attributes, form: True, "fused": tuple(fused)}
     return marked

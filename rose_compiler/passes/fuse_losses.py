@@ -1,8 +1,9 @@
-"""A loss and its ``backward`` as one operation, for the fuse pass: Inductor compiles it."""
+"""A loss and its ``backward`` as one operation, for the fuse pass: Inductor compiles it, or
+TorchScript runs it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from rose_compiler.ir.losses import (
     locate,
     with_backward,
 )
-from rose_compiler.ir.ops import STATE, Op, Signature
+from rose_compiler.ir.ops import DROPPED, STATE, Op, Signature
 from rose_compiler.ir.program import Program, is_call, is_item, op_of
 from rose_compiler.ir.rewriter import Rewriter
 from rose_compiler.ir.sizes import SIZES, Shape, Sizes, Whole, refused
@@ -48,14 +49,14 @@ def fuse_losses(program: Program, rewrite: Rewriter) -> None:
 
 def why_not(program: Program, loss: Loss, context: PassContext) -> Found | Blocker:
     """Where a loss stands that can be fused with its ``backward``, or why it can't."""
-    if context.numerics == "bitwise":
+    if not context.options.compile and not context.options.script:
+        return Blocker("switched-off", "the decision leaves it to torch's own kernels")
+    if context.options.compile and context.numerics == "bitwise":
         return Blocker(
             "probe-bits-differ",
             "compiled kernels round otherwise than one operation after the other",
             'numerics="close"',
         )
-    if not context.options.compile:
-        return Blocker("switched-off", "the decision leaves it to torch's own kernels")
     found = locate(program, loss)
     if isinstance(found, Blocker):
         return found
@@ -91,8 +92,11 @@ def fuse_loss(program: Program, loss: Loss, found: Found, rewrite: Rewriter) -> 
         k for k, r in enumerate(found.results) if graph_leaving(program, found, r) is not None
     ]
     name = program.ops.fresh(loss.op.name)
+    compiled = context_of(rewrite).options.compile
     made = rewrite.call(
-        _recording(loss, name, recorded, [p for p in told.values() if p is not None]),
+        _recording(
+            loss, name, recorded, [p for p in told.values() if p is not None], script=not compiled
+        ),
         *given,
         *states,
         *drawn,
@@ -112,7 +116,8 @@ def fuse_loss(program: Program, loss: Loss, found: Found, rewrite: Rewriter) -> 
             rewrite.erase(item)
         rewrite.erase(node)
     count = len(found.nodes) + 1
-    rewrite.applied(made, f"{count} statements up to its backward are one graph for Inductor")
+    whose = "Inductor" if compiled else "TorchScript"
+    rewrite.applied(made, f"{count} statements up to its backward are one graph for {whose}")
     return made
 
 
@@ -151,31 +156,45 @@ def _counted(
     return made
 
 
-def _recording(loss: Loss, name: str, recorded: list[int], told: list[str]) -> Op:
+def _recording(loss: Loss, name: str, recorded: list[int], told: list[str], *, script: bool) -> Op:
     """The operation under a name, which hands out results that look as if their graph were there:
     to go backward from them once more raises what it raises after a backward. Parameters are
     ``told`` to be tensors."""
     op = loss.op
-    assert op.body is not None
     attributes = {**op.attributes, "recorded": tuple(recorded)}
-    signature = replace(op.signature, name=name)
+    if script:
+        attributes["script"] = True
+    signature = op.signature
     sizes: Sizes | None = op.attributes.get(SIZES)
     if sizes is not None and (sizes.known or told):
         known = {**dict.fromkeys(told, Shape(None)), **sizes.known}
-        instead = with_backward(sizes.instead, recorded)
-        attributes[SIZES] = replace(sizes, known=known, instead=instead)
+        attributes[SIZES] = replace(sizes, known=known)
+        attributes["as_written"] = sizes.instead
         if loss.noises:  # for other sizes it draws others: nobody draws in between
             reads, writes = signature.reads or (), signature.writes or ()
             rng = (RNG_TORCH,)
             signature = replace(signature, reads=(*reads, *rng), writes=(*writes, *rng))
             attributes["noises"] = op.signature.params[-len(loss.noises) :]
+    whole = Op(signature, op.impl, kind=op.kind, body=op.body, source=op.source)
+    return dropping(whole, name, (), attributes)
+
+
+def dropping(op: Op, name: str, extra: Sequence[str], attributes: Mapping[str, Any]) -> Op:
+    """The operation under a name, handed what says which gradients are left out, by the parameters
+    ``extra`` (:class:`~rose_compiler.ir.unread.Dropped`)."""
+    assert op.body is not None
+    recorded = attributes["recorded"]
+    made = {**attributes, DROPPED: len(extra)} if extra else dict(attributes)
+    if (written := attributes.get("as_written")) is not None:
+        instead = with_backward(written, recorded, len(extra))
+        made[SIZES] = replace(attributes[SIZES], instead=instead)
     return Op(
-        signature,
-        with_backward(op.body.forward, recorded),
+        replace(op.signature, name=name, params=(*op.signature.params, *extra)),
+        with_backward(op.body.forward, recorded, len(extra)),
         kind=op.kind,
         body=op.body,
         source=op.source,
-        attributes=attributes,
+        attributes=made,
     )
 
 

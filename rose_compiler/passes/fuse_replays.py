@@ -47,7 +47,8 @@ def compiled(node: fx.Node) -> bool:
     if not is_call(node) or op_of(node).body is None:
         return False
     op = op_of(node)
-    marked = op.kind == "loss" or bool(op.attributes.get("inductor"))
+    loss = op.kind == "loss" and not op.attributes.get("script")
+    marked = loss or bool(op.attributes.get("inductor"))
     return marked and not op.attributes.get("replayed")
 
 

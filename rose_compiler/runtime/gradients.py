@@ -1,4 +1,4 @@
-"""A loss and its gradients by one function that Inductor compiled, forward and backward together.
+"""A loss and its gradients by one function that was compiled, forward and backward together.
 
 Without the autograd engine in between, one call computes the loss and the gradients of all
 parameters: for small networks most of an update is what torch spends around its kernels. What is
@@ -20,8 +20,11 @@ from torch import Tensor
 from rose_compiler.base.latest import latest
 from rose_compiler.runtime.cuda_graphs import Replays, replays_of
 from rose_compiler.runtime.inductor import (
+    INDUCTOR,
     LEEWAY,
     MAX_FUNCTIONS,
+    PAYS,
+    Form,
     Forward,
     Makes,
     Note,
@@ -37,7 +40,7 @@ from rose_compiler.runtime.inductor import (
     unchecked,
 )
 from rose_compiler.runtime.inductor import built as _built
-from rose_compiler.runtime.probe import compare_outputs
+from rose_compiler.runtime.probe import compare_outputs, same_bits
 from rose_compiler.runtime.rounding import difference, reference, rounding
 
 
@@ -68,30 +71,35 @@ class Make:
 class Gradients:
     """One loss of a compiled function, and what it is compiled to for each make of arguments."""
 
-    def __init__(self, forward: Forward) -> None:
+    def __init__(self, forward: Forward, form: Form = INDUCTOR) -> None:
         self.forward = forward
-        self.makes = Makes(forward, compiled)
+        self.form = form
+        self.makes = Makes(forward, compiled, form)
+        self._partial: dict[tuple[int, ...], Makes[Make]] = {}  # by what is left out
 
     def __call__(
         self,
         args: tuple[Any, ...],
         tell: Callable[[Note], object],
         quiet: Callable[[], bool] | None = None,
+        dropped: Any = None,
     ) -> Any:
         """Compute the loss, and add its gradients to ``.grad`` of the leaves among ``args``.
 
         Returns the results behind the loss, detached: ``None``, one, or a tuple of several.
         ``tell`` is given a note of each attempt to compile. With ``quiet`` it is replayed as a CUDA
-        graph where it can be (see :mod:`rose_compiler.runtime.cuda_graphs`).
+        graph where it can be (see :mod:`rose_compiler.runtime.cuda_graphs`). ``dropped`` leaves out
+        the gradients of the arguments at ``dropped.positions(args)``, and goes ``backward(loss)``.
         """
         if any(type(a) is np.ndarray for a in args):
             # arrays only index tensors here
             args = tuple(torch.from_numpy(a) if type(a) is np.ndarray else a for a in args)
         if not torch.is_grad_enabled() or torch.is_anomaly_enabled() or intercepted(args):
-            return self.eager(args)
-        make = self.makes.get(args, tell)
+            return self.eager(args, dropped)
+        without = dropped.positions(args) if dropped is not None else ()
+        make = self._makes(without).get(args, tell)
         if make is None or _hooked(args, make.leaves):
-            return self.eager(args)
+            return self.eager(args, dropped)
         with torch.no_grad():
             given = [args[k] for k in make.tensors]
             given += [_number(args[k]) for k in make.numbers]
@@ -101,13 +109,26 @@ class Gradients:
             results = _added(make, args, make.run(*given)) if replayed is None else replayed[0]
             if results is None:
                 with torch.enable_grad():
-                    return self.eager(args)
+                    return self.eager(args, dropped)
         return tuple(results) if len(results) > 1 else results[0] if results else None
 
-    def eager(self, args: tuple[Any, ...]) -> Any:
+    def _makes(self, without: tuple[int, ...]) -> Makes[Make]:
+        found = self._partial.get(without) if without else self.makes
+        if found is None:
+
+            def compiler(forward: Forward, args: tuple[Any, ...], form: Form) -> Make:
+                return compiled(forward, args, form, without)
+
+            found = self._partial[without] = Makes(self.forward, compiler, self.form)
+        return found
+
+    def eager(self, args: tuple[Any, ...], dropped: Any = None) -> Any:
         """The same by torch's own operations and its autograd engine."""
         loss, *others = self.forward(*args)
-        loss.backward()
+        if dropped is None:
+            loss.backward()
+        else:
+            dropped.backward(loss)
         freed = tuple(each.detach() for each in others)
         return freed if len(freed) > 1 else freed[0] if freed else None
 
@@ -123,7 +144,9 @@ def _added(make: Make, args: tuple[Any, ...], made: Sequence[Tensor]) -> Sequenc
         if leaf.grad is not None:
             leaf.grad.add_(gradient)
         else:
-            leaf.grad = gradient.clone() if number in make.copied else gradient
+            # the engine's are no views, of which their bases would be kept
+            whole = gradient.detach() if gradient._is_view() else gradient
+            leaf.grad = whole.clone() if number in make.copied else whole
     return made[1:first]
 
 
@@ -185,11 +208,18 @@ def gone_through(made: Any, recorded: tuple[int, ...]) -> Any:
     return tuple(results) if len(results) > 1 else results[0]
 
 
-def compiled(forward: Forward, args: tuple[Any, ...]) -> Make:
-    """Compile a loss for arguments of the make of ``args``.
+def compiled(
+    forward: Forward,
+    args: tuple[Any, ...],
+    form: Form = INDUCTOR,
+    without: tuple[int, ...] = (),
+) -> Make:
+    """Compile a loss for arguments of the make of ``args``, and leave out the gradients of those
+    at the positions ``without``.
 
     It is used only if what it computes from them agrees with torch's own operations to the
-    tolerance of ``numerics="close"``.
+    tolerance of ``numerics="close"``, or in every bit where the form promises that; then also only
+    if it is faster.
 
     Args:
         forward: returns the loss, then further results, as a tuple. Functions with an attribute
@@ -205,7 +235,9 @@ def compiled(forward: Forward, args: tuple[Any, ...]) -> Make:
         raise Refused("it goes back through what was computed before")
     if len({id(a) for a in given if a.requires_grad}) < sum(a.requires_grad for a in given):
         raise Refused("it takes one parameter twice")
-    wanted = tuple(k for k in tensors if args[k].requires_grad)
+    wanted = tuple(k for k in tensors if args[k].requires_grad and k not in without)
+    if not wanted:
+        raise Refused("nobody reads any gradient of it")
     loss, expected, found = reference(forward, args, wanted)
     leaves = tuple(k for k, g in zip(wanted, found, strict=True) if g is not None)
     expected += [g for g in found if g is not None]
@@ -214,22 +246,25 @@ def compiled(forward: Forward, args: tuple[Any, ...]) -> Make:
     if any(not args[k].is_contiguous() for k in leaves):
         raise Refused("a parameter is not contiguous")
     results = len(expected) - len(leaves)
-    numbers = tuple(k for k, a in enumerate(args) if type(a) is float)
+    # of some numbers torch's own operations make a special case, `x ** 2.0`; of tensors they do not
+    numbers = () if form.exact else tuple(k for k, a in enumerate(args) if type(a) is float)
     checks: list[bool] = []
     try:
-        run, made = _run(forward, args, tensors, numbers, leaves, checks)
+        run, made = _run(forward, args, tensors, numbers, leaves, checks, form)
     except (TypeError, ValueError, RuntimeError):
         if not numbers:
             raise
         # torch takes no tensor in place of some numbers
         numbers = ()
-        run, made = _run(forward, args, tensors, numbers, leaves, checks)
+        run, made = _run(forward, args, tensors, numbers, leaves, checks, form)
     valid, *made = made
     if not valid:
         raise Refused("its checks fail")
     laid_out = [*expected[:results], *(args[k] for k in leaves)]
     if not all(a.stride() == b.stride() for a, b in zip(laid_out, made, strict=True)):
         raise Refused("compiled, its results lie otherwise in memory")
+    if form.exact and not all(map(same_bits, expected, made)):
+        raise Refused("its bits differ from those of torch's own operations one by one")
     wrong = [k for k, a in enumerate(expected) if compare_outputs(a, made[k]) == "differ"]
     if wrong:
         allowed = rounding(forward, args, wanted, expected)
@@ -248,7 +283,7 @@ def compiled(forward: Forward, args: tuple[Any, ...]) -> Make:
         replays_of(name_of(forward), run),
         _sharing(given, made, results),
         any(checks),
-        _timed(forward, args, wanted, run, (*tensors, *numbers)),
+        _timed(forward, args, wanted, run, (*tensors, *numbers), form),
     )
 
 
@@ -259,12 +294,13 @@ def _run(
     numbers: tuple[int, ...],
     leaves: tuple[int, ...],
     checks: list[bool],
+    form: Form,
 ) -> tuple[Callable[..., Sequence[Tensor]], list[Tensor]]:
     """The compiled function, and what it makes of the arguments; ``checks`` is told whether the
     user's code has any."""
     given = [args[k].detach() for k in tensors] + [_number(args[k]) for k in numbers]
     joint = _joint(forward, args, (*tensors, *numbers), leaves, checks)
-    run = _built(joint, given)
+    run = (form.build or _built)(joint, given)
     with torch.no_grad():
         return run, list(run(*given))
 
@@ -275,10 +311,12 @@ def _timed(
     wanted: tuple[int, ...],
     run: Callable[..., Sequence[Tensor]],
     positions: tuple[int, ...],
+    form: Form,
 ) -> str:
     """What the loss and its gradients take by themselves, by torch's own operations and compiled.
 
-    Whether to keep it is for whole iterations to say.
+    Whether to keep what rounds otherwise is for whole iterations to say; what does not is kept
+    where it is faster.
     """
     given = [a.detach() if isinstance(a := args[k], Tensor) else _number(a) for k in positions]
     with torch.no_grad():
@@ -287,7 +325,10 @@ def _timed(
             with torch.enable_grad():
                 reference(forward, args, wanted)
 
-        return instead(*faster(own, lambda: run(*given), finished))
+        before, after = faster(own, lambda: run(*given), finished)
+    if form.exact and after > PAYS * before:
+        raise Refused(f"too little is won: {instead(before, after)}")
+    return instead(before, after)
 
 
 def _number(value: float) -> Tensor:
@@ -341,8 +382,8 @@ def _hooked(args: tuple[Any, ...], leaves: tuple[int, ...]) -> bool:
 _known_losses: dict[Any, Gradients] = {}
 
 
-def of(forward: Forward) -> Gradients:
+def of(forward: Forward, form: Form = INDUCTOR) -> Gradients:
     """The losses of a function; one and the same for functions of the same code and globals, so
     that code emitted anew finds what was compiled."""
-    key = identity(forward)
-    return latest(_known_losses, key, lambda: Gradients(forward), MAX_FUNCTIONS)
+    key = form.kind, identity(forward)
+    return latest(_known_losses, key, lambda: Gradients(forward, form), MAX_FUNCTIONS)

@@ -1,6 +1,7 @@
-"""A traced graph without gradients as one function that Inductor compiled.
+"""A traced graph without gradients as one function that was compiled.
 
-Kernels of many small operations become few. As with losses, what is compiled holds for one make of
+By Inductor, kernels of many small operations become few; by TorchScript, what Python does between
+them goes. As with losses, what is compiled holds for one make of
 arguments, every call checks them, and torch's own operations do what differs, and what a check of
 the user's code would refuse. It is used only where it was faster when it was compiled.
 """
@@ -17,9 +18,11 @@ from torch import Tensor
 from rose_compiler.base.latest import latest
 from rose_compiler.runtime.cuda_graphs import Replays, copies, replays_of
 from rose_compiler.runtime.inductor import (
+    INDUCTOR,
     LEEWAY,
     MAX_FUNCTIONS,
     PAYS,
+    Form,
     Forward,
     Makes,
     Note,
@@ -35,7 +38,7 @@ from rose_compiler.runtime.inductor import (
     name_of,
     unchecked,
 )
-from rose_compiler.runtime.probe import compare_outputs
+from rose_compiler.runtime.probe import compare_outputs, same_bits
 from rose_compiler.runtime.rounding import difference, moved
 
 
@@ -63,9 +66,9 @@ class Make:
 class Graph:
     """One graph of a compiled function, and what it is compiled to for each make of arguments."""
 
-    def __init__(self, forward: Forward) -> None:
+    def __init__(self, forward: Forward, form: Form = INDUCTOR) -> None:
         self.forward = forward
-        self.makes = Makes(forward, compiled)
+        self.makes = Makes(forward, compiled, form)
 
     def __call__(
         self,
@@ -102,11 +105,11 @@ def _recording(args: tuple[Any, ...]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)
 
 
-def compiled(forward: Forward, args: tuple[Any, ...]) -> Make:
+def compiled(forward: Forward, args: tuple[Any, ...], form: Form = INDUCTOR) -> Make:
     """Compile a graph for arguments of the make of ``args``.
 
     It is used only if what it computes from them agrees with torch's own operations to the
-    tolerance of ``numerics="close"``, and sooner.
+    tolerance of ``numerics="close"``, or in every bit where the form promises that, and sooner.
 
     Raises:
         Refused: when that is not so; Inductor raises errors of its own.
@@ -153,7 +156,7 @@ def compiled(forward: Forward, args: tuple[Any, ...]) -> Make:
         made = [found[k] for k in firsts]
         return [holding(noted, made[0].device), *made] if checked else made
 
-    run = built(joint, [a.detach() for a in given])
+    run = (form.build or built)(joint, [a.detach() for a in given])
     made = list(run(*given))
     if checked and not made.pop(0):
         raise Refused("its checks fail")
@@ -162,6 +165,8 @@ def compiled(forward: Forward, args: tuple[Any, ...]) -> Make:
         (b.stride(), b.requires_grad) for b in made
     ]:
         raise Refused("compiled, its results lie otherwise in memory")
+    if form.exact and not all(map(same_bits, expected, made)):
+        raise Refused("its bits differ from those of torch's own operations one by one")
     _agree(own, args, expected, made)
     gain = _pays(lambda: forward(*args), lambda: run(*given))
     return Make(
@@ -226,6 +231,7 @@ def _pays(own: Callable[[], object], compiled: Callable[[], object]) -> str:
 _known_graphs: dict[Any, Graph] = {}
 
 
-def of(forward: Forward) -> Graph:
+def of(forward: Forward, form: Form = INDUCTOR) -> Graph:
     """The graph of a function; one and the same for functions of the same code and globals."""
-    return latest(_known_graphs, identity(forward), lambda: Graph(forward), MAX_FUNCTIONS)
+    key = form.kind, identity(forward)
+    return latest(_known_graphs, key, lambda: Graph(forward, form), MAX_FUNCTIONS)

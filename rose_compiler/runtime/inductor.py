@@ -1,5 +1,5 @@
-"""What losses and graphs that Inductor compiles have in common: makes of arguments, and who may be
-compiled for one."""
+"""What losses and graphs that are compiled have in common: makes of arguments, and who may be
+compiled for one; and Inductor, by which most of them are."""
 
 from __future__ import annotations
 
@@ -51,14 +51,39 @@ class Refused(Exception):
 @dataclass(frozen=True)
 class Note:
     """One attempt to compile a function, or to capture what it was compiled to (``kind``:
-    ``"inductor"``, ``"cuda-graph"``): how long it took, ``why`` it was given up, if it was, and
-    what is gained by it where that was measured."""
+    ``"inductor"``, ``"script"``, ``"cuda-graph"``): how long it took, ``why`` it was given up, if
+    it was, and what is gained by it where that was measured."""
 
     name: str
     seconds: float
     why: str = ""
     kind: str = "inductor"
     gain: str = ""
+
+
+class Built:
+    """What was made of the ATen operations of ``graph``; called by ``run``."""
+
+    def __init__(self, run: Callable[..., Any], graph: fx.Graph) -> None:
+        self.run = run
+        self.graph = graph
+
+    def __call__(self, *given: Tensor) -> Any:
+        return self.run(*given)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way to compile: ``build`` makes a function of tensors for tensors of one make, if it is not
+    Inductor. ``kind`` is that of its notes. ``exact``: bits must be those of torch's own operations
+    one by one."""
+
+    kind: str
+    build: Callable[[Callable[..., list[Tensor]], list[Tensor]], Built] | None = None
+    exact: bool = False
+
+
+INDUCTOR = Form("inductor")
 
 
 class Fitting(Protocol):
@@ -83,9 +108,15 @@ M = TypeVar("M", bound=Fitting)
 class Makes(Generic[M]):
     """What one function is compiled to, by make of its arguments, in the order last used."""
 
-    def __init__(self, forward: Forward, compiler: Callable[[Forward, tuple[Any, ...]], M]) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        compiler: Callable[[Forward, tuple[Any, ...], Form], M],
+        form: Form,
+    ) -> None:
         self.forward = forward
         self.compiler = compiler
+        self.form = form
         self.found: list[M] = []
         self._refused: list[tuple[Any, ...]] = []
 
@@ -108,14 +139,15 @@ class Makes(Generic[M]):
         started = time.perf_counter()
         why = ""
         try:
-            found.insert(0, self.compiler(self.forward, args))
+            found.insert(0, self.compiler(self.forward, args, self.form))
         except Exception as error:
             # whatever keeps it from being compiled, torch's own operations do the same
             self._refused.append(known)
             said = str(error).strip().split("\n")[0]
             why = said if isinstance(error, Refused) else f"{type(error).__name__}: {said}"
         gain = "" if why else found[0].gain
-        tell(Note(name_of(self.forward), time.perf_counter() - started, why, gain=gain))
+        seconds = time.perf_counter() - started
+        tell(Note(name_of(self.forward), seconds, why, self.form.kind, gain))
         return None if why else found[0]
 
 
@@ -195,17 +227,6 @@ def holding(conditions: Sequence[Tensor], device: torch.device) -> Tensor:
     for condition in conditions:
         valid = valid & condition.detach().all()
     return valid
-
-
-class Built:
-    """What Inductor made of the ATen operations of ``graph``; called by ``run``."""
-
-    def __init__(self, run: Callable[..., Any], graph: fx.Graph) -> None:
-        self.run = run
-        self.graph = graph
-
-    def __call__(self, *given: Tensor) -> Any:
-        return self.run(*given)
 
 
 def built(function: Callable[..., list[Tensor]], given: list[Tensor]) -> Built:

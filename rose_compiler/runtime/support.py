@@ -24,12 +24,13 @@ from rose_compiler.kernels import scan
 from rose_compiler.kernels.scan_native import Built
 from rose_compiler.runtime import buffers, faults, gradients, graphs, switching
 from rose_compiler.runtime.events import DeviceThreadLane, StreamLane, Streams, TorchStreams
-from rose_compiler.runtime.inductor import Forward, Note
+from rose_compiler.runtime.inductor import INDUCTOR, Forward, Note
 from rose_compiler.runtime.lanes import InlineLane, Lane, ThreadLane
 from rose_compiler.runtime.modes import Unversioned
 from rose_compiler.runtime.optimizers import Fused, why_not_fused
 from rose_compiler.runtime.recovery import Finisher
 from rose_compiler.runtime.remote import ComponentLane, HostLane, ShardLane
+from rose_compiler.runtime.script import SCRIPT
 
 #: Seconds that all lanes together get to come to rest after a fault; what runs longer is left
 #: behind.
@@ -304,25 +305,33 @@ class Runtime:
         *args: Any,
         recorded: tuple[int, ...] = (),
         replayed: bool = False,
+        script: bool = False,
+        dropped: Any = None,
     ) -> Any:
-        """Compute a loss and go backward from it, by what Inductor makes of ``forward``: what
-        ``loss, *others = forward(*args); loss.backward()`` does. The others, detached; those at the
-        positions ``recorded`` with a graph that has been gone through. ``replayed``: as a CUDA
-        graph, where that is faster."""
+        """Compute a loss and go backward from it, by what Inductor makes of ``forward``, or with
+        ``script`` TorchScript: what ``loss, *others = forward(*args); loss.backward()`` does. The
+        others, detached; those at the positions ``recorded`` with a graph that has been gone
+        through. ``replayed``: as a CUDA graph, where that is faster. ``dropped`` says which
+        gradients nobody reads."""
         found = self._losses.get(forward)
         if found is None:
-            found = self._losses[forward] = gradients.of(forward)
-        made = found(args, self.notes.append, self.quiet if replayed else None)
+            form = SCRIPT if script else INDUCTOR
+            found = self._losses[forward] = gradients.of(forward, form)
+        made = found(args, self.notes.append, self.quiet if replayed else None, dropped)
         return gradients.gone_through(made, recorded) if recorded else made
 
-    def graph(self, forward: Forward, *args: Any, replayed: bool = False) -> Any:
-        """What ``forward(*args)`` returns, by what Inductor makes of it where that is faster.
-        ``replayed``: as a CUDA graph, where that is faster still."""
+    def graph(
+        self, forward: Forward, *args: Any, replayed: bool = False, script: bool = False
+    ) -> Any:
+        """What ``forward(*args)`` returns, by what Inductor makes of it, or with ``script``
+        TorchScript, where that is faster. ``replayed``: as a CUDA graph, where that is faster
+        still."""
         if any(type(a) is Apart for a in args):
             return forward(*args)
         found = self._graphs.get(forward)
         if found is None:
-            found = self._graphs[forward] = graphs.of(inspect.unwrap(forward))
+            form = SCRIPT if script else INDUCTOR
+            found = self._graphs[forward] = graphs.of(inspect.unwrap(forward), form)
         return found(args, self.notes.append, self.quiet if replayed else None)
 
     def quiet(self) -> bool:

@@ -45,6 +45,7 @@ def iterations(data: Any, result: Result, folder: Path) -> None:
         copies=data.draw(st.booleans()),
         accumulate=data.draw(st.sampled_from((True, True, False))),
         compile=not half and data.draw(st.booleans()),
+        script=data.draw(st.booleans()),
     )
     number, calls = data.draw(SEEDS), iterating.calls(result.shown)
     eager = left(module.main, module, folder, calls)
@@ -69,7 +70,8 @@ def compiled(
     fast._runtime = SlowRuntime(number)
     history = None
     try:
-        with as_traced() if decision.compile else contextlib.nullcontext():
+        compiles = decision.compile or decision.script
+        with as_traced() if compiles else contextlib.nullcontext():
             found = left(fast, module, folder, times)
         if fast._last is not None and fast._last.unit.recorded:
             history = fast._schedule().history

@@ -188,7 +188,8 @@ def arguments(module: types.ModuleType) -> Callable[[], tuple[Any, ...]]:
 
 @contextlib.contextmanager
 def as_traced() -> Iterator[None]:
-    """Let what would be compiled run as the graph that Inductor would be given, and let it pay."""
+    """Let what would be compiled run as the graph that Inductor would be given, and let it pay, as
+    what TorchScript runs does."""
 
     def built(function: Callable[..., list[Tensor]], given: list[Tensor]) -> Any:
         with torch.no_grad():
@@ -198,6 +199,7 @@ def as_traced() -> Iterator[None]:
         mock.patch.object(gradients, "_built", built),
         mock.patch.object(graphs, "built", built),
         mock.patch.object(graphs, "PAYS", float("inf")),
+        mock.patch.object(gradients, "PAYS", float("inf")),
         mock.patch.object(gradients, "_known_losses", {}),
         mock.patch.object(graphs, "_known_graphs", {}),
     ):

@@ -106,13 +106,22 @@ def default_decision(shards: int, asynchronous: bool, close: bool, plain: Decisi
     return replace(plain, groups=min(2, shards), late="shadow", rollout_threads=threads)
 
 
+def with_script(decision: Decision | None, plain: Decision) -> Decision:
+    """A schedule with its losses and graphs run by TorchScript, and what ``plain`` has; for the
+    user's own statements, program order."""
+    return replace(_with_plain(decision, plain), script=True)
+
+
 def with_compiled(decision: Decision | None, plain: Decision) -> Decision:
     """A schedule with its losses compiled, and what ``plain`` has; for the user's own statements,
     program order."""
+    return replace(_with_plain(decision, plain), compile=True)
+
+
+def _with_plain(decision: Decision | None, plain: Decision) -> Decision:
     base = decision or plain
     return replace(
         base,
-        compile=True,
         fuse=base.fuse or plain.fuse,
         hosted=base.hosted or plain.hosted,
         wrappers=base.wrappers or plain.wrappers,

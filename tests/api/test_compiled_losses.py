@@ -413,6 +413,19 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("numerics", ["close", "bitwise"])
+def test_tuning_tries_torchscript_first(numerics: str, as_traced: list[int]) -> None:
+    compiled = rose_compiler.compile(ppo, numerics=numerics)
+    side = Twin._made()
+    for _ in range(400):
+        compiled(*side)
+        if "made one call of TorchScript in" in compiled.explain():
+            break
+    assert not as_traced
+    assert "script=True" in compiled.explain()
+
+
+@pytest.mark.usefixtures("impatient")
 def test_tuning_asks_for_it_once_a_training_is_long_enough(as_traced: list[int]) -> None:
     compiled = rose_compiler.compile(ppo)
     side = Twin._made()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import rose_compiler
+from rose_compiler.base.decision import Decision
 from rose_compiler.ir import unread
 from rose_compiler.passes import drop_gradients
+from rose_compiler.testing.losses import as_traced
 
 
 class Agent:
@@ -202,6 +205,30 @@ def test_what_is_dropped_unread_is_not_computed(fn: Loop, monkeypatch: pytest.Mo
     assert remarks
     assert any(short)
     assert same(eager, found)
+
+
+@pytest.mark.parametrize("fn", TAKEN)
+def test_a_loss_in_one_call_leaves_them_out_too(
+    fn: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without: list[int] = []
+    positions = unread.Dropped.positions
+
+    def counted(self: unread.Dropped, args: Any) -> tuple[int, ...]:
+        found = positions(self, args)
+        without.append(len(found))
+        return found
+
+    monkeypatch.setattr(unread.Dropped, "positions", counted)
+    Decision(script=True).save(path := tmp_path / "script.json")
+    eager, _ = left(fn)
+    with as_traced():
+        found, remarks = left(fn, tune=path, numerics="bitwise")
+    assert remarks
+    assert same(eager, found)
+    if fn is not kept_loss:  # an attribute keeps that from being one operation
+        assert any(without)
+        assert not all(without)  # on the last trip everything is computed
 
 
 NOT = [clipped, looked_at, seldom, stopped, to_zero, once, left_between]
