@@ -342,3 +342,23 @@ def f(x0):
 """,
     )
     assert "w->r flow %a 0" in edges(p)
+
+
+def test_a_reader_of_what_an_unknown_call_was_handed_waits_for_it() -> None:
+    p = program(
+        OPS,
+        """
+def f(n, *, s):
+    x = alloc()
+    c = alloc() @ facts(spec=Spec(kind="scalar", type_name="builtins.int"))
+    for t in L(0, n, 1):
+        opaque(x)
+        opaque(c)
+    k = pure(x)
+    m = pure(c)
+    return k
+""",
+    )
+    found = edges(p)
+    assert {"L->k flow %x 0", "x->k value 0"} <= {e.replace("flow *", "flow %x") for e in found}
+    assert not [e for e in found if e.startswith("L->m")]  # nothing changes a number in place
