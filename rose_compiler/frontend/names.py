@@ -80,6 +80,8 @@ class StateNames:
     def _enter(self, name: str, path: str | None, value: Any) -> list[tuple[str, str | None, Any]]:
         if is_scalar(value) or isinstance(value, _OPAQUE) or callable_only(value):
             return []
+        if isinstance(value, np.generic) and not isinstance(value, np.void):
+            return []  # a number, which nothing changes in place; a record is part of its array
         if id(value) in self.names:
             self._link(name, self.names[id(value)], item=(name, id(value)) in self._items)
             return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -165,3 +166,11 @@ def test_modules_that_are_items_of_containers_read_their_parameters():
         blocker = why(program, forward, step)
         assert blocker is not None
         assert blocker.code == "effects-conflict"
+
+
+def test_a_number_of_numpys_under_two_names_is_nothing_shared() -> None:
+    best, row = np.float64(1.5), np.zeros(2, [("x", "f4")])[0]
+    names = StateNames({"best": best, "scores": [(best, 0)], "row": row, "rows": [row]})
+    assert id(best) not in names.names
+    # what changes a record changes the array that it is part of
+    assert names.links == {"rows": {"row": True}}
