@@ -22,6 +22,7 @@ from rose_compiler.api.reporting import write_report
 from rose_compiler.api.schedules import Schedule
 from rose_compiler.api.specialize import Specialization
 from rose_compiler.api.tracing import Tracer
+from rose_compiler.api.turns import Turn
 from rose_compiler.api.wrappers import batching
 from rose_compiler.base import knobs, phases
 from rose_compiler.base.decision import Decision
@@ -81,7 +82,7 @@ class Compiled:
         self._last: Specialization | None = None
         self._tracer = Tracer()
         self._bound: dict[int, tuple[Any, Compiled]] = {}  # by the id of the object
-        self._lock = threading.RLock()  # one call at a time: all of them share lanes and tuning
+        self._turn = Turn()  # one call at a time: all of them share lanes and tuning
         self._keeping = threading.RLock()  # of objects
         self._inside = False
         self._process = os.getpid()
@@ -111,11 +112,10 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._process != os.getpid():
             self._forked()
-        lock = self._lock
-        if not lock.acquire(blocking=False):
-            if threading.current_thread().name.startswith(_THREADS):
-                return self._fn(*args, **kwargs)  # the call at hand may be waiting for this one
-            lock.acquire()
+        turn = self._turn
+        lane = threading.current_thread().name.startswith(_THREADS)
+        if not turn.take(wait=not lane):
+            return self._fn(*args, **kwargs)  # the call at hand may be waiting for this one
         try:
             if self._inside:  # what is recorded and scheduled is the call around this one
                 return self._fn(*args, **kwargs)
@@ -125,13 +125,13 @@ class Compiled:
             finally:
                 self._inside = False
         finally:
-            lock.release()
+            turn.give()
 
     def _forked(self) -> None:
         """The threads of its lanes, and those that hold its locks, are the parent's."""
-        held = self._inside and self._lock.acquire(blocking=False)
+        held = self._inside and self._turn.take(wait=False)
         self._process, self._runtime, self._inside = os.getpid(), None, held
-        self._lock, self._keeping = threading.RLock(), threading.RLock()
+        self._turn, self._keeping = Turn(), threading.RLock()
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         found = self._find(args, kwargs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch.fx as fx
@@ -24,11 +24,16 @@ from rose_compiler.codegen.ticks import Ticks
 from rose_compiler.ir import facts
 from rose_compiler.ir.block import make_block_function
 from rose_compiler.ir.contexts import region_of
-from rose_compiler.ir.ops import BRANCH, LOOP
+from rose_compiler.ir.effects import EVERYTHING
+from rose_compiler.ir.ops import BRANCH, LOOP, Signature
 from rose_compiler.ir.program import BranchView, LoopView, is_call, is_exit, op_of
 
-#: What statements must share to stand in one function: file, globals and class.
-Home = tuple[str, int, str | None]
+#: What statements must share to stand in one function: file, globals and class; and, of those that
+#: may tell where they stand, as a log does, the user's function.
+Home = tuple[str, int, str | None, CodeType | None]
+
+
+_TOLD = frozenset(("host", EVERYTHING))
 
 
 @dataclass(frozen=True)
@@ -69,14 +74,16 @@ class Merger:
             # a function that begins or ends within a region of autocast would cut it in two
             here = region if modes is None else region_of(modes)
             apart = region is not None and here != region
-            if found == () or apart or (home is not None and found is not None and found != home):
+            both = self._together([home, found])
+            if both == () or apart:
                 yield from self._flush(run, home)
                 run, home, region = [], None, None
-            if found == ():
+                both = found
+            if both == ():
                 yield action
                 continue
             run.append(action)
-            home = home or found  # type: ignore[assignment]
+            home = both  # type: ignore[assignment]
             region = here
         yield from self._flush(run, home)
 
@@ -98,7 +105,12 @@ class Merger:
         if not is_block(op) or len(node.args) != len(op.attributes["inputs"]):
             return ()
         known = op.attributes
-        return known["filename"], id(known["globals"]), class_of(known)
+        told = known.get("within") if _tells(op.signature) else None
+        return known["filename"], id(known["globals"]), class_of(known), told
+
+    def _of(self, run: list[Action]) -> Home | None:
+        """The home of a part of a run, which has one if the run has."""
+        return self._together([self._home(a.node) for a in run]) or None
 
     def _one(self, graph: fx.Graph, *, inside: bool) -> Home | tuple[()] | None:
         """The home of all of a body. An exit belongs into the function of its loop."""
@@ -121,10 +133,17 @@ class Merger:
 
     @staticmethod
     def _together(homes: list[Home | tuple[()] | None]) -> Home | tuple[()] | None:
-        found = {h for h in homes if h is not None}
-        if not found:
-            return None
-        return found.pop() if len(found) == 1 else ()
+        made: Home | None = None
+        for home in homes:
+            if home == ():
+                return ()
+            if home is None or made is None:
+                made = made or home  # type: ignore[assignment]
+            elif home[:3] != made[:3] or None is not home[3] is not made[3] is not None:
+                return ()
+            else:
+                made = (*made[:3], made[3] or home[3])
+        return made
 
     def _flush(self, run: list[Action], home: Home | None) -> Iterator[Action | Merged]:
         """A run, merged as far as that can be done and is of use."""
@@ -134,25 +153,23 @@ class Merger:
             return
         first, last = ends[0], ends[-1] + 1
         yield from run[:first]
-        yield from self._merged(run[first:last])
+        yield from self._merged(run[first:last], home)
         yield from run[last:]
 
-    def _merged(self, run: list[Action]) -> Iterator[Action | Merged]:
+    def _merged(self, run: list[Action], home: Home) -> Iterator[Action | Merged]:
         structured = any(is_call(a.node, LOOP) or is_call(a.node, BRANCH) for a in run)
         if not structured and sum(is_call(a.node) for a in run) < 2:
             yield from run
             return
         try:
-            yield self._merge(run)
+            yield self._merge(run, home[3])
         except Refused as refused:
             at = next(k for k, a in enumerate(run) if a.node is refused.node)
-            home = next((h for a in run[:at] if (h := self._home(a.node))), None)
-            yield from self._flush(run[:at], home)
+            yield from self._flush(run[:at], self._of(run[:at]))
             yield run[at]
-            home = next((h for a in run[at + 1 :] if (h := self._home(a.node))), None)
-            yield from self._flush(run[at + 1 :], home)
+            yield from self._flush(run[at + 1 :], self._of(run[at + 1 :]))
 
-    def _merge(self, run: list[Action]) -> Merged:
+    def _merge(self, run: list[Action], told: CodeType | None) -> Merged:
         known = _attributes(run)
         modes = common_modes(a.node for a in run)
         made = Statements(self.states, self.unset, run, modes, self.ticks)
@@ -175,6 +192,7 @@ class Merger:
             maybe_unbound={name for n, name in made.inputs.items() if n in self.unset},
             constants=made.constants,
             owner=class_of(known),
+            within=told or known.get("within"),
         )
         return Merged(tuple(run), function, tuple(made.inputs), outputs, modes)
 
@@ -185,6 +203,12 @@ class Refused(Exception):
     def __init__(self, node: fx.Node) -> None:
         super().__init__(node.name)
         self.node = node
+
+
+def _tells(signature: Signature) -> bool:
+    """Whether an operation may ask which function it stands in: whoever writes logs does."""
+    writes = signature.writes
+    return writes is None or signature.reads is None or not _TOLD.isdisjoint(writes)
 
 
 def _used_outside(node: fx.Node, members: set[fx.Node]) -> bool:

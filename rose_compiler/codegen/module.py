@@ -79,6 +79,7 @@ class Module:
                 known["globals"],
                 maybe_unbound={*unset, *known.get("maybe_unbound", ())},
                 owner=class_of(known),
+                within=known.get("within"),
             )
         else:
             # without the operation around it a call costs what calling the user's function costs

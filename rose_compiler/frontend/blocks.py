@@ -85,6 +85,7 @@ class BlockMaker:
             scope.source.globals,
             maybe_unbound=tuple(maybe_unbound_inputs),
             owner=scope.source.owner if _has_private(statements) else None,
+            within=scope.source.fn.__code__,
         )
         signature = Signature(name, tuple(inputs), None, None, results=len(outputs))
         op = Op(
@@ -99,6 +100,7 @@ class BlockMaker:
                 "outputs": tuple(outputs),
                 "globals": scope.source.globals,
                 "owner": scope.source.owner,
+                "within": scope.source.fn.__code__,
                 "changes": self.lowering.session.changes,
                 "statics": statics,
                 "maybe_unbound": tuple(maybe_unbound_inputs),

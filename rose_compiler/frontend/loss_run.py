@@ -48,6 +48,7 @@ def loss_of(backward: fx.Node) -> Callable[..., Any] | None:
         known["filename"],
         known["globals"],
         owner=known.get("owner"),
+        within=known.get("within"),
     )
 
 

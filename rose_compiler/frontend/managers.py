@@ -177,6 +177,7 @@ def _open(lowering: CallLowering, manager: Manager, scope: Scope, builder: Build
         scope.source.globals,
         maybe_unbound=(),
         owner=scope.source.owner,
+        within=scope.source.fn.__code__,
     )
     region = scope.fresh("region")
     made = Region(last)

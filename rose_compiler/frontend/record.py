@@ -219,8 +219,14 @@ def tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
             yield from tensors_in(each, depth + 1)
 
 
+# older versions of torch can't show what was packed without unpacking it
+_RAW = hasattr(torch._C._autograd.SavedTensor, "data")
+_SAVED = "_raw_saved_" if _RAW else "_saved_"
+
+
 def saved_tensors(root: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors that a graph keeps for its backward."""
+    """The tensors that a graph keeps for its backward: what a hook of the user's packed as packed,
+    since unpacking would call him, and all that a function of his own keeps."""
     seen: set[Any] = set()
     queue = [root.grad_fn]
     while queue and len(seen) < _GRAPH_NODES:
@@ -229,12 +235,15 @@ def saved_tensors(root: torch.Tensor) -> Iterator[torch.Tensor]:
             continue
         seen.add(node)
         for name in dir(node):
-            if name.startswith("_saved_"):
+            if name.startswith(_SAVED):
                 try:
                     found = getattr(node, name)
+                    if _RAW:
+                        found = [s.data for s in (found if isinstance(found, tuple) else (found,))]
                 except RuntimeError:  # freed by an earlier backward
                     continue
                 yield from tensors_in(found)
+        yield from tensors_in(getattr(node, "__dict__", None))
         queue.extend(following for following, _ in node.next_functions)
 
 

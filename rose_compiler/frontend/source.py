@@ -16,6 +16,7 @@ from typing import Any
 
 from rose_compiler.base.errors import SourceLocation, fail
 from rose_compiler.frontend.modes import undecorated
+from rose_compiler.ir.block import is_made
 from rose_compiler.ir.facts import Context
 
 
@@ -158,6 +159,8 @@ def _parse_code(code: types.CodeType, name: str) -> ast.FunctionDef | ast.AsyncF
 
 def tree(function: types.FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     """The tree of a plain function; ``None`` if its source can't be read."""
+    if is_made(function):
+        return None
     # not by its __name__: functools.wraps gives a wrapper the name of what it wraps
     return _parse_code(function.__code__, function.__code__.co_name)
 

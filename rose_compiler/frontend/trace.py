@@ -38,6 +38,7 @@ from rose_compiler.frontend.mentions import Mentions
 from rose_compiler.frontend.record import spec_of
 from rose_compiler.frontend.recorder import Recorder
 from rose_compiler.frontend.sizes import Vary, known_of
+from rose_compiler.frontend.unwatched import unwatched
 from rose_compiler.ir.contexts import entered
 from rose_compiler.ir.facts import Context, Spec
 from rose_compiler.ir.program import placeholders
@@ -192,7 +193,7 @@ def _trace(
     test_sizes: bool,
 ) -> Traced | Blocker:
     attributes = Attributes(roots)
-    with _generators_restored():
+    with _generators_restored(), unwatched(lifted.values()):
         traced: Traced | Blocker = Blocker("not-traceable", "no attempt was made")
         for out_of_place in (True, False):
             traced = _record(fn, example_args, lifted, contexts, names, out_of_place, vary)

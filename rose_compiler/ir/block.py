@@ -30,6 +30,7 @@ def make_block_function(
     maybe_unbound: Collection[str] = (),
     constants: Mapping[str, Any] | None = None,
     owner: str | None = None,
+    within: CodeType | None = None,
 ) -> FunctionType:
     """A function that runs ``stmts`` with ``inputs`` as parameters and returns ``outputs``.
 
@@ -39,7 +40,8 @@ def make_block_function(
     ``maybe_unbound`` may be handed over as ``UNBOUND``: the variable is then unbound in the
     statements too, and reading it raises the interpreter's own ``UnboundLocalError`` at the user's
     line. ``constants`` are further names and what they stand for. ``owner`` is the class whose
-    method the statements stem from, for names like ``__x``.
+    method the statements stem from, for names like ``__x``, ``within`` the code of the user's
+    function that they stem from: who asks a frame, as loggers do, is told its name.
 
     The statements are copied, not changed. Raises ``SyntaxError`` for statements that can't stand
     in a function.
@@ -89,9 +91,18 @@ def make_block_function(
     module = ast.fix_missing_locations(ast.Module(body=[top], type_ignores=[]))
     _close_ranges(module)
     code = compile(module, filename, "exec", dont_inherit=True)
-    made = FunctionType(_code_named(code, name), globals, name, tuple(fixed.values()))
+    own = _code_named(code, name)
+    if within is not None and not within.co_name.startswith("__getattr"):
+        # methods of those names are told from others by them
+        own = own.replace(co_name=within.co_name, co_qualname=within.co_qualname)
+    made = FunctionType(own, globals, name, tuple(fixed.values()))
     made.__dict__[_MARK] = tuple(stmts)
     return made
+
+
+def is_made(function: Any) -> bool:
+    """Whether a function was made of statements: no text of its own stands in a file."""
+    return _MARK in getattr(function, "__dict__", ())
 
 
 def runs_statements(function: Any, stmts: Sequence[ast.stmt]) -> bool:

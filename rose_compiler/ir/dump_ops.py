@@ -30,6 +30,7 @@ _CAPTURED = frozenset(
         "outputs",
         "globals",
         "owner",
+        "within",
         "statics",
         "conditional",
         "given",

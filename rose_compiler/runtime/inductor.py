@@ -185,8 +185,8 @@ def _shapes(known: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def intercepted(args: tuple[Any, ...]) -> bool:
-    """Whether modes see or change what torch computes here, or arguments are more than tensors and
-    numbers."""
+    """Whether modes, or hooks for what graphs save, see or change what torch computes here, or
+    arguments are more than tensors and numbers."""
     for value in args:
         if type(value) not in _KINDS and not isinstance(value, _PLAIN):
             return True
@@ -195,6 +195,7 @@ def intercepted(args: tuple[Any, ...]) -> bool:
         or torch.is_autocast_enabled("cuda")
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._len_torch_function_stack() > 0
+        or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
     )
 
 

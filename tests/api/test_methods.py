@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import pickle
+import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -261,6 +263,60 @@ def test_nobody_waits_for_a_call_that_waits_for_it() -> None:
     assert counter.calls == 2 + 2 + 4
 
 
+def by_thread(work: Callable[[], None]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def by_pool(work: Callable[[], None]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
+
+
+def by_queue(work: Callable[[], None]) -> None:
+    done: queue.SimpleQueue[None] = queue.SimpleQueue()
+    threading.Thread(target=lambda: done.put(work())).start()
+    done.get()
+
+
+class Asker:
+    """Has another thread do a step, and waits for it."""
+
+    def __init__(self, by: Callable[[Callable[[], None]], None]) -> None:
+        self.by, self.counter = by, Counter()
+        self.step: Callable[..., None] = asking
+
+    def ask(self) -> None:
+        self.by(lambda: self.step(self.counter, None))
+
+
+def asking(counter: Counter, asker: Asker | None) -> None:
+    for _ in range(2):
+        counter.calls += 1
+        counter.total = counter.total * 2 + 1
+        if asker is not None:
+            asker.ask()
+
+
+@pytest.mark.parametrize("by", [by_thread, by_pool, by_queue])
+def test_a_thread_that_a_call_waits_for_may_call_it_too(
+    by: Callable[[Callable[[], None]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rose_compiler.api.turns.POLL_S", 0.01)
+    monkeypatch.setattr("rose_compiler.api.turns.PATIENCE", 2)
+    left = []
+    for compiled in (False, True):
+        asker, counter = Asker(by), Counter()
+        if compiled:
+            asker.step = rose_compiler.compile(asking, tune=False)
+        for _ in range(2):
+            asker.step(counter, asker)
+        left.append([(c.calls, c.total.tolist()) for c in (counter, asker.counter)])
+    assert left[0] == left[1]
+    assert left[0][1][0] == 8
+
+
 def test_a_forked_process_waits_for_no_thread_of_its_parent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -269,7 +325,7 @@ def test_a_forked_process_waits_for_no_thread_of_its_parent(
     held, over = threading.Event(), threading.Event()
 
     def holds() -> None:
-        with fast._lock:
+        with fast._turn._lock:
             held.set()
             over.wait(10)
 
