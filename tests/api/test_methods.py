@@ -306,9 +306,9 @@ def test_a_thread_that_a_call_waits_for_may_call_it_too(
     monkeypatch.setattr("rose_compiler.api.turns.POLL_S", 0.01)
     monkeypatch.setattr("rose_compiler.api.turns.PATIENCE", 2)
     left = []
-    for compiled in (False, True):
+    for fast in (False, True):
         asker, counter = Asker(by), Counter()
-        if compiled:
+        if fast:
             asker.step = rose_compiler.compile(asking, tune=False)
         for _ in range(2):
             asker.step(counter, asker)
