@@ -135,10 +135,12 @@ class Merger:
     def _together(homes: list[Home | tuple[()] | None]) -> Home | tuple[()] | None:
         made: Home | None = None
         for home in homes:
-            if home == ():
+            if home is None:
+                continue
+            if not home:
                 return ()
-            if home is None or made is None:
-                made = made or home  # type: ignore[assignment]
+            if made is None:
+                made = home
             elif home[:3] != made[:3] or None is not home[3] is not made[3] is not None:
                 return ()
             else:
