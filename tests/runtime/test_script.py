@@ -54,6 +54,8 @@ def test_bits_are_those_of_the_engine_and_gradients_add_up() -> None:
     for _ in range(3):
         assert torch.equal(loss(ours, notes.append), by_engine(theirs))
         assert same(ours, theirs)
+    # a base would hold the memory too, as nobody does behind the engine
+    assert not any(w.grad._is_view() for w in ours[3:])
     (note,) = notes
     assert (note.kind, note.why) == ("script", "")
     assert torch._C._get_graph_executor_optimize()  # as the user has it
