@@ -36,7 +36,7 @@ def scripted(function: Callable[..., list[Tensor]], given: list[Tensor]) -> Buil
         graph = make_fx(function)(*given)
         graph.graph.eliminate_dead_code()
         graph.recompile()
-        made = torch.jit.trace(  # type: ignore[no-untyped-call]
+        made = torch.jit.trace(
             lambda *args: tuple(graph(*args)), tuple(given), check_trace=False
         )
     asked, ask = torch._C._get_graph_executor_optimize, torch._C._set_graph_executor_optimize
