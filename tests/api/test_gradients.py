@@ -54,9 +54,9 @@ def frozen(encoder: Any, head: Any, optimizer: Any, tokens: Any, xs: Any) -> flo
 
 def _made() -> tuple[Any, ...]:
     torch.manual_seed(0)
-    encoder, head = nn.Linear(4, 4), nn.Linear(4, 4)
+    encoder, head = nn.Linear(17, 17), nn.Linear(17, 17)
     optimizer = torch.optim.SGD([*encoder.parameters(), *head.parameters()], lr=1e-3)
-    return encoder, head, optimizer, torch.randn(8, 4), torch.randn(3, 8, 4)
+    return encoder, head, optimizer, torch.randn(33, 17), torch.randn(3, 33, 17)
 
 
 @pytest.mark.parametrize("fn", [accumulating, in_order, frozen])

@@ -136,9 +136,19 @@ def test_envpool_in_shards(tmp_path) -> None:  # type: ignore[no-untyped-def]
         setup.close()
 
 
+def differing(hidden: int) -> int:
+    """Rows that, in 4 parts, have other products in bits than as a whole; machines differ in that."""
+    layer = torch.nn.Linear(hidden, hidden)
+    for rows in (8, 16, 32):
+        x = torch.randn(rows, hidden)
+        with torch.no_grad():
+            if not torch.equal(layer(x), torch.cat([layer(part) for part in x.chunk(4)])):
+                return rows
+    pytest.skip("products of some rows have the bits of those of all, on this machine")
+
+
 def test_products_that_differ_in_bits_run_whole(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    """8 environments in 4 shards of 2: products of 2 rows differ from those of 8 in bits."""
-    make = gymnasium_envs(8, 4, "thread")
+    make = gymnasium_envs(differing(256), 4, "thread")
     eager = run_eager(make, hidden=256)
     state = {k: v.clone() for k, v in state_of(eager).items()}
     setup, compiled = run_compiled(make, tmp_path, Decision(groups=4, late="shadow"), hidden=256)
