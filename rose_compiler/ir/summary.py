@@ -36,8 +36,6 @@ _PLAIN_ITERABLES = frozenset(
         *("ModuleList", "ModuleDict", "Sequential", "ParameterList"),
     )
 )
-#: Kinds of values that nothing changes in place.
-_CONSTANT = frozenset(("scalar", "none"))
 _MAX_NESTING = 10  # of containers in containers
 _UNKNOWN = (Effect(False, EVERYTHING), Effect(True, EVERYTHING))
 
@@ -83,8 +81,7 @@ class Summary(Scope):
             elif node.target not in PURE_OPERATORS:
                 yield from _UNKNOWN
             # an operator reads what it is given; an operation says which states it reads
-            if not (is_call(node) and _unknown(node)):  # which has said that it reads everything
-                yield from self._reads(node.all_input_nodes, states=not is_call(node))
+            yield from self._reads(node.all_input_nodes, states=not is_call(node))
 
     def _reads(self, values: Iterable[fx.Node], *, states: bool = False) -> Iterator[Effect]:
         for value in values:
@@ -110,7 +107,7 @@ class Summary(Scope):
     def _declared(self, node: fx.Node) -> Iterator[Effect]:
         op = program.op_of(node)
         signature = op.signature
-        if _unknown(node):
+        if signature.reads is None or signature.writes is None:
             yield from _UNKNOWN
         args = dict(zip(signature.params, node.args, strict=False))
         indices: dict[str, sym.Linear | None] = {}
@@ -268,9 +265,11 @@ class Summary(Scope):
                 elif is_call(node, BRANCH):
                     kept |= self.retained(BranchView(node).then.graph)
                     kept |= self.retained(BranchView(node).orelse.graph)
-                elif is_call(node) and node.all_input_nodes and _unknown(node):
-                    for used in node.all_input_nodes:
-                        kept |= {root_of(name) for name in self._names(used)}
+                elif is_call(node) and node.all_input_nodes:
+                    signature = program.op_of(node).signature
+                    if signature.reads is None or signature.writes is None:
+                        for used in node.all_input_nodes:
+                            kept |= {root_of(name) for name in self._names(used)}
             self._retained[graph] = frozenset(kept)
         return self._retained[graph]
 
@@ -287,27 +286,16 @@ class Summary(Scope):
         """Find the values that some operation writes in place: their readers then count as such."""
         written: set[str] = set()
         for node in [n for graph in self.owner for n in graph.nodes if is_call(n)]:
-            for value in self._may_write(node):
-                if self.state(value) or self.aliases(value):
-                    continue
-                for definer in self.definers(value):
-                    written.add(name := f"%{definer.name}")
-                    self._born.setdefault(name, set()).add(definer.graph)
+            signature = program.op_of(node).signature
+            args = dict(zip(signature.params, node.args, strict=False))
+            for text in signature.writes or ():
+                for value in nodes_in(args.get(parse_entry(text).root)):
+                    if self.state(value) or self.aliases(value):
+                        continue
+                    for definer in self.definers(value):
+                        written.add(name := f"%{definer.name}")
+                        self._born.setdefault(name, set()).add(definer.graph)
         self._written = frozenset(written)
-
-    def _may_write(self, node: fx.Node) -> Iterator[fx.Node]:
-        """The values that an operation may change in place: all that can change, of those that one
-        is handed of which nothing is known."""
-        signature = program.op_of(node).signature
-        if _unknown(node):
-            for value in node.all_input_nodes:
-                made = self.resolve(value)
-                spec = facts.get(made).spec if isinstance(made, fx.Node) else None
-                if spec is None or spec.kind not in _CONSTANT:
-                    yield value
-        args = dict(zip(signature.params, node.args, strict=False))
-        for text in signature.writes or ():
-            yield from nodes_in(args.get(parse_entry(text).root))
 
     def _find_kept(self) -> None:
         """Find what containers keep references to: memory that somebody may still write."""
@@ -331,12 +319,6 @@ class Summary(Scope):
             for name, inner in more.items():
                 found[name].update(dict.fromkeys(sorted(inner)))
         self._kept = {name: tuple(held) for name, held in found.items() if held}
-
-
-def _unknown(node: fx.Node) -> bool:
-    """Whether an operation may read and write anything."""
-    signature = program.op_of(node).signature
-    return signature.reads is None or signature.writes is None
 
 
 def _eliminate(effect: Effect, symbol: sympy.Symbol | None) -> Effect:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rose_compiler.ir import facts
 from rose_compiler.ir.deps import Dependences, why
 from tests.ir.depending import OPS, edges, program
 
@@ -343,25 +342,3 @@ def f(x0):
 """,
     )
     assert "w->r flow %a 0" in edges(p)
-
-
-def test_a_reader_of_what_an_unknown_call_was_handed_waits_for_it() -> None:
-    p = program(
-        OPS,
-        """
-def f(n, *, s):
-    x = alloc()
-    c = alloc()
-    for t in L(0, n, 1):
-        opaque(x)
-        opaque(c)
-    k = pure(x)
-    m = pure(c)
-    return k
-""",
-    )
-    number = next(n for n in p.graph.nodes if n.name == "c")
-    facts.put(number, spec=facts.Spec("scalar", "builtins.int"))
-    found = edges(p)
-    assert any(e.startswith("L->k flow") for e in found)
-    assert not any(e.startswith("L->m") for e in found)  # nothing changes a number in place
