@@ -29,6 +29,7 @@ from rose_compiler.runtime.inductor import (
     Makes,
     Note,
     Refused,
+    attempted,
     faster,
     finished,
     holding,
@@ -98,7 +99,7 @@ class Gradients:
             return self.eager(args, dropped)
         without = dropped.positions(args) if dropped is not None else ()
         make = self._makes(without).get(args, tell)
-        if make is None or _hooked(args, make.leaves):
+        if make is None or not _plain(args, make):
             return self.eager(args, dropped)
         with torch.no_grad():
             given = [args[k] for k in make.tensors]
@@ -106,7 +107,8 @@ class Gradients:
             replayed = None
             if quiet is not None:
                 replayed = make.replays(given, lambda m: _taken(make, args, m), quiet, tell)
-            results = _added(make, args, make.run(*given)) if replayed is None else replayed[0]
+            made = attempted(make.run, given) if replayed is None else None
+            results = _added(make, args, made) if replayed is None else replayed[0]
             if results is None:
                 with torch.enable_grad():
                     return self.eager(args, dropped)
@@ -133,10 +135,12 @@ class Gradients:
         return freed if len(freed) > 1 else freed[0] if freed else None
 
 
-def _added(make: Make, args: tuple[Any, ...], made: Sequence[Tensor]) -> Sequence[Tensor] | None:
+def _added(
+    make: Make, args: tuple[Any, ...], made: Sequence[Tensor] | None
+) -> Sequence[Tensor] | None:
     """The results, with gradients added to the leaves; ``None`` where a check refuses the values,
-    and nothing is done."""
-    if make.checked and not made[0]:
+    or nothing was made, and nothing is done."""
+    if made is None or (make.checked and not made[0]):
         return None
     first = 1 + make.results
     for number, k in enumerate(make.leaves):
@@ -374,9 +378,15 @@ def _sharing(given: list[Tensor], made: list[Tensor], results: int) -> frozenset
     return frozenset(shared)
 
 
-def _hooked(args: tuple[Any, ...], leaves: tuple[int, ...]) -> bool:
-    """Whether somebody watches a gradient arrive."""
-    return any(args[k]._backward_hooks or args[k]._post_accumulate_grad_hooks for k in leaves)
+def _plain(args: tuple[Any, ...], make: Make) -> bool:
+    """Whether gradients arrive at leaves, at each once, without somebody who watches, and what was
+    made in inference mode is not to be saved for them."""
+    leaves = [args[k] for k in make.leaves]
+    if any(p._backward_hooks or p._post_accumulate_grad_hooks or not p.is_leaf for p in leaves):
+        return False
+    if any(args[k].is_inference() for k in make.tensors):
+        return False
+    return len(set(map(id, leaves))) == len(leaves)
 
 
 _known_losses: dict[Any, Gradients] = {}

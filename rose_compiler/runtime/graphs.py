@@ -27,6 +27,7 @@ from rose_compiler.runtime.inductor import (
     Makes,
     Note,
     Refused,
+    attempted,
     built,
     faster,
     finished,
@@ -88,7 +89,9 @@ class Graph:
             return self.forward(*args)
         given = [args[k] for k in make.tensors]
         replayed = make.replays(given, copies, quiet, tell) if quiet is not None else None
-        made: Sequence[Tensor] = make.run(*given) if replayed is None else replayed[0]
+        made = attempted(make.run, given) if replayed is None else replayed[0]
+        if made is None:
+            return self.forward(*args)
         if make.checked:
             valid, *made = made
             if not valid:

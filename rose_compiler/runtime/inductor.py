@@ -4,6 +4,7 @@ compiled for one; and Inductor, by which most of them are."""
 from __future__ import annotations
 
 import copy
+import math
 import os
 import statistics
 import time
@@ -15,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, fx
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -176,7 +178,13 @@ def _is(value: Any, known: Any) -> bool:
             value.device,
             value.requires_grad,
         )
-    return type(value) is type(known) and bool(value == known)
+    if type(value) is not type(known) or value != known:
+        return False
+    return value != 0 or not isinstance(value, float) or _sign(value) == _sign(known)
+
+
+def _sign(value: float) -> float:
+    return math.copysign(1.0, value)  # 0.0 and -0.0 are equal, but computed with they are not
 
 
 def _shapes(known: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -197,6 +205,15 @@ def intercepted(args: tuple[Any, ...]) -> bool:
         or torch._C._len_torch_function_stack() > 0
         or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
     )
+
+
+def attempted(run: Callable[..., Any], given: Sequence[Tensor]) -> Any:
+    """What a compiled function makes; ``None`` where it raises: torch's own operations then raise
+    what they always raised."""
+    try:
+        return run(*given)
+    except Exception:
+        return None
 
 
 def unchecked(forward: Forward, conditions: list[Tensor]) -> Forward:
@@ -230,6 +247,19 @@ def holding(conditions: Sequence[Tensor], device: torch.device) -> Tensor:
     return valid
 
 
+def traced(function: Callable[..., list[Tensor]], given: list[Tensor]) -> fx.GraphModule:
+    """The function of tensors as a graph of ATen operations.
+
+    Raises:
+        Refused: where one of them makes nothing, but may raise: compilers leave it out.
+    """
+    graph = make_fx(function)(*given)
+    for node in graph.graph.nodes:
+        if isinstance(node.target, OpOverload) and not node.target._schema.returns:
+            raise Refused(f"{node.target} may raise, and would be left out")
+    return graph
+
+
 def built(function: Callable[..., list[Tensor]], given: list[Tensor]) -> Built:
     """The function of tensors as Inductor compiles it for tensors like ``given``."""
     # the import alone takes seconds
@@ -241,7 +271,7 @@ def built(function: Callable[..., list[Tensor]], given: list[Tensor]) -> Built:
     fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     with torch.no_grad(), warnings.catch_warnings(), config.patch(_settings(given)):
         warnings.simplefilter("ignore")
-        graph = make_fx(function)(*given)
+        graph = traced(function, given)
         kept = copy.deepcopy(graph.graph)  # Inductor rewrites what it is given
         like = [fake.from_tensor(value, static_shapes=True) for value in given]
         made: Callable[..., Any] = inductor(graph, list[Any](like))
@@ -304,7 +334,8 @@ def identity(forward: Forward) -> Any:
     return (
         code.co_name,
         code.co_code,
-        code.co_consts,
+        # numbers that are equal are not the same: 1 and 1.0, 0.0 and -0.0
+        tuple(c if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts),
         code.co_varnames,
         tuple((n, id(known.get(n))) for n in code.co_names),
     )

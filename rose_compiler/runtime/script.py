@@ -18,27 +18,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from rose_compiler.runtime.inductor import Built, Form, Refused
+from rose_compiler.runtime.inductor import Built, Form, Refused, traced
 
 
 def scripted(function: Callable[..., list[Tensor]], given: list[Tensor]) -> Built:
     """The function of tensors as TorchScript runs it for tensors like ``given``.
 
     Raises:
-        Refused: where this torch has no TorchScript that leaves operations as they are.
+        Refused: where this torch has no TorchScript that leaves operations as they are, or it
+            would leave one out.
     """
     if not available():
         raise Refused("this torch has no TorchScript that leaves operations as they are")
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is deprecated
-        graph = make_fx(function)(*given)
+        graph = traced(function, given)
         graph.graph.eliminate_dead_code()
         graph.recompile()
-        made = torch.jit.trace(
-            lambda *args: tuple(graph(*args)), tuple(given), check_trace=False
-        )
+        made = torch.jit.trace(lambda *args: tuple(graph(*args)), tuple(given), check_trace=False)
     asked, ask = torch._C._get_graph_executor_optimize, torch._C._set_graph_executor_optimize
 
     def run(*args: Tensor) -> Any:

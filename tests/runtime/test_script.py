@@ -91,6 +91,60 @@ def test_gradients_that_nobody_reads_are_left_out_but_on_the_last_trip() -> None
     assert [n.why for n in notes] == ["", ""]
 
 
+def test_errors_are_those_of_eager_and_none_is_left_out() -> None:
+    notes: list[Any] = []
+    scores, target = torch.randn(4, 3, requires_grad=True), torch.tensor([0, 1, 2, 1])
+    loss = Gradients(lambda scores, target: (F.cross_entropy(scores, target),), SCRIPT)
+    loss((scores, target), notes.append)
+    graph = Graph(lambda scores, target: F.cross_entropy(scores, target), SCRIPT)
+    graph((scores.detach(), target), notes.append)
+    target[1] = 7
+    before = scores.grad.clone()  # type: ignore[union-attr]  # it has one
+    for run, given in ((loss, scores), (graph, scores.detach())):
+        with pytest.raises(IndexError, match="Target 7 is out of bounds"):
+            run((given, target), notes.append)
+    assert torch.equal(scores.grad, before)  # type: ignore[arg-type]
+    # nobody takes what says whether this went well
+    root, matrix = Graph(lambda a: torch.linalg.cholesky(a) * 2, SCRIPT), torch.eye(2)
+    assert torch.equal(root((matrix,), notes.append), 2 * matrix)
+    with pytest.raises(torch.linalg.LinAlgError):
+        root((-matrix,), notes.append)
+    assert [bool(n.why) for n in notes] == [False, False, True]
+
+
+def test_equal_numbers_that_are_not_the_same_are_told_apart() -> None:
+    def scaled(x: Tensor, by: Any) -> Tensor:
+        return (x * by).reciprocal()
+
+    run, x = Graph(scaled, SCRIPT), torch.ones(2)
+    for by in (0.0, -0.0):
+        assert torch.equal(run((x, by), lambda note: None), scaled(x, by))
+    told = [eval(f"lambda x: x * {by}") for by in ("1", "1.0", "0.0", "-0.0", "1")]
+    assert len({inductor.identity(one) for one in told}) == 4
+
+
+def test_leaves_that_became_something_else_are_left_to_torch() -> None:
+    first, *_, last = arguments()[3:]
+    loss = Gradients(lambda a, b: ((a * b.sum()).pow(2).mean(),), SCRIPT)
+    a, b = (nn.Parameter(w.detach().clone()) for w in (first, first))
+    loss((a, b), lambda note: None)
+    a.grad = torch.full_like(a, 0.1)
+    loss((a, a), lambda note: None)  # the engine adds both parts up before it adds them to `.grad`
+    twin = nn.Parameter(a.detach().clone())
+    twin.grad = torch.full_like(a, 0.1)
+    (twin * twin.sum()).pow(2).mean().backward()
+    assert torch.equal(a.grad, twin.grad)  # type: ignore[arg-type]
+    b.grad = None
+    loss((a, b * 1), lambda note: None)
+    assert b.grad is not None  # it went back through the product
+    with torch.inference_mode():
+        made = last.detach() * 1
+    loss = Gradients(lambda x, w: ((x * w).pow(2).mean(),), SCRIPT)
+    loss((last.detach(), last), lambda note: None)
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
+        loss((made, last), lambda note: None)
+
+
 @pytest.mark.parametrize("why", ["bits", "slower", "absent"])
 def test_what_differs_or_does_not_pay_is_left_to_torch(
     why: str, monkeypatch: pytest.MonkeyPatch
