@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import textwrap
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +34,10 @@ from rose_compiler.ir.unread import backward_without
 
 #: ``(operation, argument, item)``: an argument of an operation, or an item of it.
 Input = tuple[str, int, int | None]
+#: Attributes of a tensor that know nothing of a graph.
+_OF_NUMBERS = frozenset(
+    ("item", "tolist", "detach", "data", "shape", "size", "dim", "ndim", "numel", "dtype", "device")
+)
 #: ``(operation, result)``; ``None`` for the one result there is.
 Result = tuple[str, int | None]
 
@@ -165,7 +171,8 @@ def _early(node: fx.Node) -> Blocker:
 
 
 def graph_leaving(program: Program, found: Found, result: fx.Node) -> fx.Node | None:
-    """Who goes on recording from a result of a loss, or hands it out of the program, if anyone."""
+    """Who goes on recording from a result of a loss, keeps it, may look at its graph, or hands it
+    out of the program, if anyone."""
     members = {*found.nodes, found.backward}
     reached = {result} if has_graph(facts.get(result).spec) else set()
     before = -1
@@ -179,7 +186,11 @@ def graph_leaving(program: Program, found: Found, result: fx.Node) -> fx.Node | 
                     reached.add(node)
                 elif is_call(node, LOOP) or is_call(node, BRANCH):
                     _enter(node, reached)
-                elif _records(node) or (node.op == "output" and graph is program.graph):
+                elif (
+                    _records(node)
+                    or not takes_numbers(node, reached)
+                    or (node.op == "output" and graph is program.graph)
+                ):
                     return node
         for node, body in _bodies(program):
             _leave(node, body, reached)
@@ -191,6 +202,32 @@ def _records(node: fx.Node) -> bool:
         return False
     goes_back = "backward" in op_of(node).attributes.get("calls", ())
     return goes_back or has_graph(facts.get(node).spec)
+
+
+def takes_numbers(node: fx.Node, values: Collection[fx.Node]) -> bool:
+    """Whether an operation takes nothing of values but their numbers: what it does, does not hang
+    on whether they have a graph."""
+    if not is_call(node) or is_exit(node) or op_of(node).kind in ("graph", "loss", "builtin"):
+        return True
+    op = op_of(node)
+    given = zip(op.signature.params, node.args, strict=False)
+    names = {param for param, argument in given if argument in values}
+    try:
+        read = ast.parse(textwrap.dedent("\n".join(op.source)))
+    except SyntaxError:
+        return False
+    allowed = {id(name) for part in ast.walk(read) for name in _numbers(part)}
+    found = [n for n in ast.walk(read) if isinstance(n, ast.Name) and n.id in names]
+    return bool(found) and all(id(n) in allowed for n in found)
+
+
+def _numbers(part: ast.AST) -> list[ast.expr]:
+    """The values of which an expression takes the numbers."""
+    if isinstance(part, ast.Attribute):
+        return [part.value] if part.attr in _OF_NUMBERS else []
+    if isinstance(part, ast.Call) and isinstance(part.func, ast.Name):
+        return part.args if part.func.id in ("float", "int", "bool", "len") else []
+    return [part.left, *part.comparators] if isinstance(part, ast.Compare) else []
 
 
 def _bodies(program: Program) -> list[tuple[fx.Node, fx.GraphModule]]:

@@ -66,7 +66,7 @@ def why_not(program: Program, loss: Loss, context: PassContext) -> Found | Block
     for position, result in enumerate(found.results):
         leaving = graph_leaving(program, found, result)
         if leaving is not None and not in_front_of_the_loss(loss, position):
-            why = f"`{leaving.name}` goes on recording from `{result.name}`"
+            why = f"`{leaving.name}` goes on with `{result.name}` and its graph"
             return Blocker("grad-graph", why)
     return found
 

@@ -9,6 +9,7 @@ then raises what it always raised.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,9 +52,9 @@ class Make:
 
     ``known`` is what must hold of each argument, ``run`` takes the ``tensors`` among them (by
     position), then the ``numbers`` as tensors, and makes a truth value, ``results`` results and the
-    gradients of the ``leaves``. Gradients at the positions ``copied`` share memory with another
-    one. ``checked``: whether the truth value may be false. ``gain``: what a call takes and took,
-    timed by itself.
+    gradients of the ``leaves``. ``names``: of the nodes that made the results. Gradients at the
+    positions ``copied`` share memory with another one. ``checked``: whether the truth value may be
+    false. ``gain``: what a call takes and took, timed by itself.
     """
 
     threads: int
@@ -62,6 +63,7 @@ class Make:
     numbers: tuple[int, ...]
     leaves: tuple[int, ...]
     results: int
+    names: tuple[str, ...]
     run: Callable[..., Sequence[Tensor]]
     replays: Replays
     copied: frozenset[int]
@@ -84,10 +86,13 @@ class Gradients:
         tell: Callable[[Note], object],
         quiet: Callable[[], bool] | None = None,
         dropped: Any = None,
+        recorded: tuple[int, ...] = (),
     ) -> Any:
         """Compute the loss, and add its gradients to ``.grad`` of the leaves among ``args``.
 
-        Returns the results behind the loss, detached: ``None``, one, or a tuple of several.
+        Returns the results behind the loss: ``None``, one, or a tuple of several. They are
+        detached, but for those at ``recorded``: these are as they are after a backward, they
+        require grad, and going backward from them raises.
         ``tell`` is given a note of each attempt to compile. With ``quiet`` it is replayed as a CUDA
         graph where it can be (see :mod:`rose_compiler.runtime.cuda_graphs`). ``dropped`` leaves out
         the gradients of the arguments at ``dropped.positions(args)``, and goes ``backward(loss)``.
@@ -96,11 +101,11 @@ class Gradients:
             # arrays only index tensors here
             args = tuple(torch.from_numpy(a) if type(a) is np.ndarray else a for a in args)
         if not torch.is_grad_enabled() or torch.is_anomaly_enabled() or intercepted(args):
-            return self.eager(args, dropped)
+            return self.eager(args, dropped, recorded)
         without = dropped.positions(args) if dropped is not None else ()
         make = self._makes(without).get(args, tell)
         if make is None or not _plain(args, make):
-            return self.eager(args, dropped)
+            return self.eager(args, dropped, recorded)
         with torch.no_grad():
             given = [args[k] for k in make.tensors]
             given += [_number(args[k]) for k in make.numbers]
@@ -111,7 +116,11 @@ class Gradients:
             results = _added(make, args, made) if replayed is None else replayed[0]
             if results is None:
                 with torch.enable_grad():
-                    return self.eager(args, dropped)
+                    return self.eager(args, dropped, recorded)
+            results = list(results)
+        for k in recorded:
+            if name := make.names[k]:
+                results[k] = _gone_through(name).apply(results[k].detach(), _leaf())
         return tuple(results) if len(results) > 1 else results[0] if results else None
 
     def _makes(self, without: tuple[int, ...]) -> Makes[Make]:
@@ -124,14 +133,16 @@ class Gradients:
             found = self._partial[without] = Makes(self.forward, compiler, self.form)
         return found
 
-    def eager(self, args: tuple[Any, ...], dropped: Any = None) -> Any:
+    def eager(
+        self, args: tuple[Any, ...], dropped: Any = None, recorded: tuple[int, ...] = ()
+    ) -> Any:
         """The same by torch's own operations and its autograd engine."""
         loss, *others = self.forward(*args)
         if dropped is None:
             loss.backward()
         else:
             dropped.backward(loss)
-        freed = tuple(each.detach() for each in others)
+        freed = tuple(r if k in recorded else r.detach() for k, r in enumerate(others))
         return freed if len(freed) > 1 else freed[0] if freed else None
 
 
@@ -188,8 +199,9 @@ class _Freed(torch.autograd.Function):
     """A graph that has been gone backward through."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, graph: Tensor) -> Tensor:
-        return value.view_as(value)
+    def forward(ctx: Any, value: Tensor, leaf: Tensor) -> Tensor:
+        ctx.mark_dirty(value)  # what is returned is no view, and may be written in place
+        return value
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -202,14 +214,26 @@ class _Freed(torch.autograd.Function):
         )
 
 
-def gone_through(made: Any, recorded: tuple[int, ...]) -> Any:
-    """Results of a loss, those at ``recorded`` as they are after a backward: they require grad, and
-    going backward from them raises."""
-    results = list(made) if isinstance(made, tuple) else [made]
-    for k in recorded:
-        with torch.enable_grad():
-            results[k] = _Freed.apply(results[k], torch.empty(0, requires_grad=True))
-    return tuple(results) if len(results) > 1 else results[0]
+@functools.cache
+def _gone_through(name: str) -> Any:
+    """The same, under the name of the node of the graph that it stands for: tensors print it."""
+    made: Any = type("_Freed", (_Freed,), {})
+    made._backward_cls.__name__ = name
+    return made
+
+
+def _leaf() -> Tensor:
+    return torch.empty(0, requires_grad=True)
+
+
+def _names(forward: Forward, args: tuple[Any, ...], wanted: tuple[int, ...]) -> tuple[str, ...]:
+    """What the nodes of the graph are called that made the results behind the loss; empty where
+    they have none."""
+    copies = [a.detach() if isinstance(a, Tensor) else a for a in args]
+    for k in wanted:
+        copies[k].requires_grad_()
+    _, *others = forward(*copies)
+    return tuple(type(r.grad_fn).__name__ if r.requires_grad else "" for r in others)
 
 
 def compiled(
@@ -283,6 +307,7 @@ def compiled(
         numbers,
         leaves,
         results,
+        _names(forward, args, tuple(k for k in tensors if args[k].requires_grad)),
         run,
         replays_of(name_of(forward), run),
         _sharing(given, made, results),

@@ -317,8 +317,8 @@ class Runtime:
         if found is None:
             form = SCRIPT if script else INDUCTOR
             found = self._losses[forward] = gradients.of(forward, form)
-        made = found(args, self.notes.append, self.quiet if replayed else None, dropped)
-        return gradients.gone_through(made, recorded) if recorded else made
+        quiet = self.quiet if replayed else None
+        return found(args, self.notes.append, quiet, dropped, recorded)
 
     def graph(
         self, forward: Forward, *args: Any, replayed: bool = False, script: bool = False
