@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 #: How often a thread that waits for its turn looks at the one that has it, and how often in a row
-#: that one has to be found where it was: it then waits itself, maybe for this very thread.
+#: that one has to be found where it was, and with how little of that time spent on a core: it then
+#: waits itself, maybe for this very thread.
 POLL_S = 0.05
 PATIENCE = 20
+BUSY = 0.2
 
 
 class Turn:
@@ -35,24 +38,35 @@ class Turn:
 
     def _waited_for(self) -> bool:
         seen: Any = None
-        times = 0
+        began, times = 0.0, 0
         while not self._waits:
             if self._lock.acquire(timeout=POLL_S):
                 return True
-            now = _doing(*self._holder)
-            times = times + 1 if now == seen else 0
-            seen = now
-            self._waits = times >= PATIENCE
+            ident, native = self._holder
+            now, spent = (ident, _where(ident)), _spent_s(native)
+            if now != seen or times >= PATIENCE:
+                seen, began, times = now, spent, 0
+                continue
+            times += 1
+            self._waits = times >= PATIENCE and spent - began <= BUSY * times * POLL_S
         return False
 
 
-def _doing(ident: int, native: int) -> tuple[Any, ...]:
-    """What a thread does: where it is, and the time that it has taken."""
+def _where(ident: int) -> tuple[tuple[int, int], ...]:
+    """Where a thread is, in all functions that it is in: one that waits a little over and over
+    again calls anew each time, from the same place."""
+    found = []
     frame = sys._current_frames().get(ident)
-    where = None if frame is None else (id(frame), frame.f_lasti)
+    while frame is not None:
+        found.append((id(frame.f_code), frame.f_lasti))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def _spent_s(native: int) -> float:
+    """Seconds that a thread ran in user code and in the system; 0 where that is not known."""
     try:
-        # the state of the thread, and the ticks it ran in user code and in the system
         fields = Path(f"/proc/self/task/{native}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return (ident, where)
-    return (ident, where, fields[0], *fields[11:13])
+        return 0.0
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")

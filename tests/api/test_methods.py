@@ -18,6 +18,7 @@ import torch
 import rose_compiler
 from rose_compiler.api import compiled
 from rose_compiler.api.probing import EXACT_TRIALS, TRIALS, trials
+from rose_compiler.api.turns import Turn
 from rose_compiler.frontend.reachable import fields_of
 from rose_compiler.frontend.source import is_user_code, is_user_type
 
@@ -315,6 +316,30 @@ def test_a_thread_that_a_call_waits_for_may_call_it_too(
         left.append([(c.calls, c.total.tolist()) for c in (counter, asker.counter)])
     assert left[0] == left[1]
     assert left[0][1][0] == 8
+
+
+def test_nobody_waits_for_a_call_that_looks_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rose_compiler.api.turns.POLL_S", 0.02)
+    turn, held, over = Turn(), threading.Event(), threading.Event()
+
+    def holds() -> None:
+        turn.take(wait=True)
+        held.set()
+        while not over.wait(0.001):
+            pass
+        turn.give()
+
+    holder = threading.Thread(target=holds)
+    holder.start()
+    held.wait()
+    overdue = threading.Timer(10.0, over.set)
+    overdue.start()
+    assert not turn.take(wait=True)
+    over.set()
+    overdue.cancel()
+    holder.join()
 
 
 def test_a_forked_process_waits_for_no_thread_of_its_parent(
