@@ -110,8 +110,9 @@ class Callees(Core):
         return found
 
     def _can_stand_elsewhere(self, found: source.FunctionSource) -> bool:
-        """Whether a body has one way out and holds nothing that is refused: it stays a call then,
-        with the effects of everything it does."""
+        """Whether a body has one way out and holds nothing that is refused: otherwise it stays a
+        call, with the effects of everything it does. So does one that does little but log in the
+        name of its caller."""
         code = found.fn.__code__
         known = self._enterable.get(code)
         if known is None:
@@ -125,6 +126,10 @@ class Callees(Core):
                 if error.code == "capture-manual-enter":
                     raise  # a mode that outlives the call reaches every later operation
                 known = False
+            self._enterable[code] = known  # whatever calls it in turn
+            if known and _speaks_for_caller(found.node):
+                calls = [p for p in ast.walk(found.node) if isinstance(p, ast.Call)]
+                known = any(self.matters(p, inner) or _of_self(p, found) for p in calls)
             self._enterable[code] = known
         return known
 
@@ -200,6 +205,22 @@ class Callees(Core):
         if isinstance(inner.bound, type):
             return Static(inner.bound, "")
         return self.session.static(inner.bound, owner.root, owner.path)
+
+
+def _speaks_for_caller(node: ast.AST) -> bool:
+    """Whether a function logs or warns in the name of who called it."""
+    keywords = [k for k in ast.walk(node) if isinstance(k, ast.keyword) and k.arg == "stacklevel"]
+    levels = (k.value for k in keywords)
+    return any(not isinstance(v, ast.Constant) or v.value != 1 for v in levels)
+
+
+def _of_self(call: ast.Call, found: source.FunctionSource) -> bool:
+    """Whether a method calls another one of its object, or of what that holds."""
+    of = call.func
+    while isinstance(of, ast.Attribute):
+        of = of.value
+    first = [a.arg for a in found.node.args.args[:1] if found.bound is not None]
+    return isinstance(of, ast.Name) and of.id in first
 
 
 def _binds(found: source.FunctionSource, call: ast.Call) -> bool:

@@ -27,6 +27,10 @@ def caller() -> None:
     TOLD.append((code.f_code.co_name, code.f_code.co_qualname, code.f_lineno))
 
 
+def logged(text: str) -> None:
+    LOG.warning(text, stacklevel=2)
+
+
 class Trainer:
     """Logs in its iteration and in a helper that is inlined."""
 
@@ -38,6 +42,9 @@ class Trainer:
     def report(self, loss: Any) -> None:
         LOG.warning("loss %.3f", float(loss.detach()))
 
+    def noted(self, text: str) -> None:
+        LOG.warning(text, stacklevel=2)
+
     def iteration(self, x: Any) -> Any:
         for k in range(2):
             loss = self.net(x).pow(2).mean()
@@ -47,6 +54,8 @@ class Trainer:
             LOG.warning("trip %d", k)
             self.report(loss)
             caller()
+            logged("by a helper")
+            self.noted("by a method")
         LOG.warning("done")
         warnings.warn("now", stacklevel=1)
         return loss.detach()
