@@ -201,6 +201,7 @@ class Watch:
         trace_runs(program, moved, log)
         annotate(program, moved)
         record.release()
+        moved.let_go()
         verify(program)
         self.text = dump(program)
         if knobs.current().remarks and len(log):

@@ -90,6 +90,11 @@ class Record:
         """Forget the values; specs and examples stay."""
         self.results.clear()
 
+    def let_go(self) -> None:
+        """Forget iterators: what a generator has opened ends once nobody holds it any more."""
+        for node, found in self.results.items():
+            self.results[node] = [None if isinstance(v, Iterator) else v for v in found]
+
     def add(self, later: Record) -> None:
         """Take over what was seen later, when a part of the program ran for the first time."""
         self.names = later.names
@@ -146,7 +151,7 @@ class Recorder(Hooks):
         if seen:
             return
         states = [isinstance(a, fx.Node) and is_state(a) for a in node.args]
-        kept = tuple(a if state else clone(a) for a, state in zip(args, states, strict=True))
+        kept = tuple(a if state else _kept(a) for a, state in zip(args, states, strict=True))
         rng = torch.get_rng_state() if not torch.is_grad_enabled() else None
         self.record.examples[node] = Example(kept, types, rng, flags(self._modules))
 
@@ -191,6 +196,12 @@ class Recorder(Hooks):
                 found = tensor_range(tensor)
                 if found is not None:
                     saved.update(dict.fromkeys(names.overlapping(*found)))
+
+
+def _kept(value: Any) -> Any:
+    """What stays of an argument as an example: nothing of an iterator, which is none a second time
+    and may hold much open."""
+    return None if isinstance(value, Iterator) else clone(value)
 
 
 def graph_nodes_made() -> int:

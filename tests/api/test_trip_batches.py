@@ -3,6 +3,9 @@ single ones are."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import gymnasium
 import pytest
 import torch
@@ -163,3 +166,29 @@ def _noting(monkeypatch, kind, name, note):
         return method(self, *args, **kwargs)
 
     monkeypatch.setattr(kind, name, noted)
+
+
+def test_a_generator_that_the_loop_leaves_is_closed() -> None:
+    def sampled(log: list[str]) -> Iterator[torch.Tensor]:
+        try:
+            for k in range(9):
+                yield torch.ones(2) * k
+        finally:
+            log.append("closed")
+
+    def run(net: Any, optimizer: Any, log: list[str]) -> Any:
+        for x in sampled(log):
+            loss = net(x).pow(2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if float(x[0]) > 4:
+                break
+        return loss.detach()
+
+    net, log = torch.nn.Linear(2, 1), list[str]()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    fast = rose_compiler.compile(run, tune=False)
+    for k in (1, 2):
+        fast(net, optimizer, log)
+        assert len(log) == k, "nobody holds what a run has gone through"
