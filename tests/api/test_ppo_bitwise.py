@@ -137,7 +137,7 @@ def test_envpool_in_shards(tmp_path) -> None:  # type: ignore[no-untyped-def]
 
 
 def differing(hidden: int) -> int:
-    """Rows that, in 4 parts, have other products in bits than as a whole; machines differ in that."""
+    """Rows that in 4 parts have other products in bits than as a whole; machines differ."""
     layer = torch.nn.Linear(hidden, hidden)
     for rows in (8, 16, 32):
         x = torch.randn(rows, hidden)

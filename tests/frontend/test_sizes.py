@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rose_compiler.base.errors import RoseError
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.frontend.trace import Traced, trace
 from rose_compiler.ir.sizes import Items, Shape, Sizes, refused
@@ -320,6 +321,14 @@ def test_keys_are_compared_in_their_order() -> None:
     assert not sizes.differ(("x",), ({"a": 1, "b": X},))
     for other in ({"b": X, "a": 1}, {"c": 1, "b": X}, {"a": 1, "b": X[:2]}, [1, X]):
         assert sizes.differ(("x",), (other,))
+
+
+def test_what_nothing_is_right_for_is_refused_by_its_shapes() -> None:
+    sizes = Sizes({"x": Shape((4, 3))}, refused, refused)
+    assert sizes.differ(("x",), (X[:2],))
+    with pytest.raises(RoseError, match=r"\(2, 3\)") as found:
+        sizes.stop(X[:2])
+    assert found.value.code == "sizes-changed"
 
 
 def two_heads(x: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from rose_compiler.testing import slots
 from rose_compiler.testing.samples import Sample, ppo
 
 #: On these sizes a linear layer gives the bits of the whole batch in shards, on every machine that
-#: the tests have run on (with fewer than 16 rows not on those with AVX-512); the probe is asked first
-#: all the same.
+#: the tests have run on (with fewer than 16 rows not on those with AVX-512); the probe is asked
+#: first all the same.
 EVEN, UNEVEN = (16, 16, 16, 16), (32, 16, 16, 16)
 
 
