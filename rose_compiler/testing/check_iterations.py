@@ -45,9 +45,9 @@ def iterations(data: Any, result: Result, folder: Path) -> None:
         copies=data.draw(st.booleans()),
         accumulate=data.draw(st.sampled_from((True, True, False))),
         compile=not half and data.draw(st.booleans()),
-        script=data.draw(st.booleans()),
     )
     number, calls = data.draw(SEEDS), iterating.calls(result.shown)
+    decision = replace(decision, script=number % 2 == 1)
     eager = left(module.main, module, folder, calls)
     found, history = compiled(module, folder, calls, decision, number)
     if history is not None:
