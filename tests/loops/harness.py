@@ -163,7 +163,8 @@ def check(script: Script, decision: Decision | None = None) -> None:
             assert_scheduled(function, script.recaptures)
         if decision is not None:
             done = set().union(*(applied(f) for f in trained.compiled))
-            if any("[probe-bits-differ]" in f.explain() for f in trained.compiled):
+            refused = any("[probe-bits-differ]" in f.explain() for f in trained.compiled)
+            if refused and not set(script.applied) <= done:
                 pytest.skip("products of so few rows have other bits than all, on this machine")
             assert set(script.applied) <= done, trained.compiled[0].explain()
             if "tile_batch" in script.applied:
