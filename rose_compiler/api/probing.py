@@ -176,13 +176,24 @@ class _Values:
         return self._rows(_random_of(node, facts.get(node).spec, generator), axis)
 
     def _near(self, example: Any) -> Any:
-        """The example on the first trial, then values around it."""
-        floating = isinstance(example, torch.Tensor) and example.is_floating_point()
-        if not self.trial or not floating:
+        """The example on the first trial, then values around it: as far as each is from zero on
+        every other one, else as far as all are, since what was still zero when it was seen (an
+        hour of the day, a velocity) says nothing of later values."""
+        if not self.trial:
+            return example
+        if isinstance(example, dict):
+            return {key: self._near(item) for key, item in example.items()}
+        if isinstance(example, np.ndarray) and example.dtype.kind == "f":
+            return self._near(torch.from_numpy(np.array(example))).numpy()
+        if not isinstance(example, torch.Tensor) or not example.is_floating_point():
             return example
         generator = torch.Generator().manual_seed(self.trial)
         noise = torch.randn(example.shape, generator=generator, device="cpu").to(example)
-        return example.detach() + noise * example.detach().abs().clamp(min=1e-3)
+        data = example.detach()
+        sizes = data.abs()
+        if self.trial % 2 and sizes.numel():
+            sizes = sizes.clamp(min=float(sizes.nan_to_num(0.0, 0.0, 0.0).mean()) or 1.0)
+        return data + noise * sizes.clamp(min=1e-3)
 
     def _rows(self, value: Any, axis: int | None) -> Any:
         return value if axis is None else _with_rows(value, self.total, axis)
@@ -225,7 +236,11 @@ def _random_of(node: fx.Node, spec: Spec | None, generator: torch.Generator) -> 
         return {key: _random_of(node, item, generator) for key, item in entries}
     if spec is None or spec.kind not in ("tensor", "array") or spec.dtype not in _DTYPES:
         raise _Unknown(node.name)
-    made = torch.randn(spec.shape, generator=generator, device="cpu").to(_DTYPES[spec.dtype])
+    dtype = _DTYPES[spec.dtype]
+    if dtype.is_floating_point or dtype == torch.bool:
+        made = torch.randn(spec.shape, generator=generator, device="cpu").to(dtype)
+    else:  # whole numbers are mostly places in something: of the fewest that a choice has
+        made = torch.randint(0, 2, spec.shape, generator=generator, device="cpu").to(dtype)
     return made if spec.kind == "tensor" else made.numpy()
 
 

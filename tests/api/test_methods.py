@@ -17,7 +17,6 @@ import torch
 
 import rose_compiler
 from rose_compiler.api import compiled
-from rose_compiler.api.probing import EXACT_TRIALS, TRIALS, trials
 from rose_compiler.api.turns import Turn
 from rose_compiler.frontend.reachable import fields_of
 from rose_compiler.frontend.source import is_user_code, is_user_type
@@ -365,10 +364,3 @@ def test_a_forked_process_waits_for_no_thread_of_its_parent(
         assert not child.is_alive()
     over.set()
     parents.join()
-
-
-def test_small_batches_are_probed_more_often_where_every_bit_counts() -> None:
-    assert trials(4, exact=False) == TRIALS
-    assert trials(4, exact=True) == EXACT_TRIALS
-    assert trials(32, exact=True) == 16
-    assert trials(100_000, exact=True) == TRIALS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from tests.loops.harness import SHARDED, THREADED, Script, check
 from tests.loops.registry import SCRIPTS
@@ -22,10 +21,7 @@ def test_trains_the_same(script: Script) -> None:
 @pytest.mark.parametrize(
     "script", [_marked(s, s.fault or s.sharded_fault) for s in SCRIPTS if s.sharded]
 )
-def test_trains_the_same_in_shards(script: Script, request: pytest.FixtureRequest) -> None:
-    if script.name.startswith("V-trace") and torch.backends.cpu.get_cpu_capability() == "AVX512":
-        known = "a product of few rows agreed when it was probed, and has other bits later"
-        request.applymarker(pytest.mark.xfail(strict=False, reason=known))
+def test_trains_the_same_in_shards(script: Script) -> None:
     check(script, SHARDED)
 
 
