@@ -1,5 +1,5 @@
-"""What meets the schedule that is settled on: it with bound cores, with TorchScript, compiled, as
-CUDA graphs."""
+"""What meets the schedule that is settled on: it with bound cores, with TorchScript, in
+tiles of rows, compiled, as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rose_compiler.api.verdicts import Verdicts
 from rose_compiler.base.decision import Decision
 from rose_compiler.runtime.script import available
 from rose_compiler.tune.chooser import Chooser
-from rose_compiler.tune.space import with_compiled, with_script
+from rose_compiler.tune.space import with_compiled, with_script, with_tiles
 
 #: Seconds that Inductor is expected to take. It is asked for no more than that long a training has
 #: gone on: one that ends soon after has lost half of its time at worst, and a short one nothing.
@@ -31,6 +31,7 @@ class FollowUps:
         self._asked_to_compile = False
         self._bound_after = -1  # drifts after which simulators bound to cores were tried
         self._asked_for_script = False
+        self._asked_for_tiles = False
         #: Whether there are losses or graphs to compile.
         self.compilable: Callable[[], bool] = lambda: False
         #: Whether bits may change.
@@ -45,7 +46,7 @@ class FollowUps:
         from an earlier run."""
         if chooser.settled:
             self._bind(chooser, adopted)
-        for follow in (self._script, self._compile, self._capture):
+        for follow in (self._script, self._tiles, self._compile, self._capture):
             if chooser.settled:
                 follow(chooser)
 
@@ -92,6 +93,16 @@ class FollowUps:
             return
         self._asked_for_script = True
         decision = with_script(_chosen(chooser), self._plain)
+        if decision not in chooser.candidates and self.compilable() and available():
+            chooser.challenge(decision)
+
+    def _tiles(self, chooser: Chooser) -> None:
+        """Let what is settled on, if TorchScript runs its losses, meet the same with them in as
+        many tiles of rows as there are cores, once, where bits may change."""
+        decision = with_tiles(_chosen(chooser), torch.get_num_threads())
+        if self._asked_for_tiles or not self.close or chooser.ended_early or decision is None:
+            return
+        self._asked_for_tiles = True
         if decision not in chooser.candidates and self.compilable() and available():
             chooser.challenge(decision)
 

@@ -23,7 +23,13 @@ from rose_compiler.kernels.scan_native import Built
 from rose_compiler.runtime.inductor import Note
 from rose_compiler.tune.chooser import Chooser
 from rose_compiler.tune.search import LeftOut, Proposal
-from rose_compiler.tune.space import candidates, default_decision, with_compiled, with_script
+from rose_compiler.tune.space import (
+    candidates,
+    default_decision,
+    with_compiled,
+    with_script,
+    with_tiles,
+)
 
 
 class Tuning:
@@ -98,6 +104,7 @@ class Tuning:
         self.follow_ups.close = close
         known = [*space, *(with_script(one, self._plain) for one in space)]
         if close:
+            known += filter(None, [with_tiles(one, torch.get_num_threads()) for one in known])
             known += [with_compiled(one, self._plain) for one in known]
         kept = None if self._entry is None else self._entry.load(known)
         self._chooser = Chooser(space, budget_s=options.tune_budget)

@@ -136,6 +136,7 @@ def remarks_of(found: Sequence[Note | Built]) -> list[Remark]:
 _HOW = {
     "inductor": "compiled by Inductor",
     "script": "made one call of TorchScript",
+    "tiles": "computed in tiles of its rows",
     "cuda-graph": "captured as a CUDA graph",
 }
 

@@ -23,7 +23,8 @@ _FLAGS = (
     "cuda_graphs",
     *("wrappers", "copies"),
 )
-_COUNTS = {"groups": 0, "rollout_threads": 1, "update_threads": 1}  # field -> least value
+#: Least values.
+_COUNTS = {"groups": 0, "rollout_threads": 1, "update_threads": 1, "tiles": 0}
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class Decision:
     ``script``: what ``compile`` would compile, and does not, becomes one call of TorchScript that
     makes torch's own calls in the same order, without Python and the autograd engine between them;
     bits are the same.
+    ``tiles``: with ``script``, a loss and its gradients are the sum of those of so many tiles of a
+    minibatch's rows, which run beside each other on one thread each; 0 and 1 leave it whole.
     ``cuda_graphs``: what ``compile`` made on a CUDA device is captured as a CUDA graph and
     replayed, where that is faster.
     ``wrappers``: the wrappers of a simulator's environments advance all environments of a shard at
@@ -100,6 +103,7 @@ class Decision:
     cores: tuple[tuple[str, int], ...] = ()
     compile: bool = False
     script: bool = False
+    tiles: int = 0
     cuda_graphs: bool = False
     pipeline: tuple[Pipelined, ...] = ()
     wrappers: bool = False
@@ -112,7 +116,7 @@ class Decision:
                 raise _malformed(name, " or ".join(map(repr, choices)), getattr(self, name))
         for name, least in _COUNTS.items():
             value = getattr(self, name)
-            if value is None and name != "groups":
+            if value is None and name in ("rollout_threads", "update_threads"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise _malformed(name, f"a whole number, {least} or more", value)

@@ -43,6 +43,8 @@ def is_compiled(op: Op) -> bool:
 def form(op: Op) -> str:
     """What a loss or graph is compiled to, as arguments of its call."""
     script = ", script=True" if op.attributes.get("script") else ""
+    if tiles := op.attributes.get("tiles"):
+        script += f", tiles={tiles}"
     return script + (", replayed=True" if op.attributes.get("replayed") else "")
 
 

@@ -85,6 +85,7 @@ class Op:
     * ``"fused"``: the names of the operations that a loss, or a graph for Inductor, stands for;
     * ``"inductor"``: whether Inductor is to compile a graph;
     * ``"script"``: whether TorchScript is to run a graph, or a loss that Inductor does not compile;
+    * ``"tiles"``: in how many tiles of rows TorchScript is to run a loss, if they add up;
     * ``"replayed"``: whether what Inductor makes of it is to be captured as a CUDA graph;
     * ``"retains"``: parameters whose values something goes on holding a reference to;
     * ``"items"``: parameters that are containers which get or lose items: what is written of them

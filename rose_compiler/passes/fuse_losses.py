@@ -93,9 +93,15 @@ def fuse_loss(program: Program, loss: Loss, found: Found, rewrite: Rewriter) -> 
     ]
     name = program.ops.fresh(loss.op.name)
     compiled = context_of(rewrite).options.compile
+    tiles = 0 if compiled else _tiles(last, rewrite)
     made = rewrite.call(
         _recording(
-            loss, name, recorded, [p for p in told.values() if p is not None], script=not compiled
+            loss,
+            name,
+            recorded,
+            [p for p in told.values() if p is not None],
+            script=not compiled,
+            tiles=tiles,
         ),
         *given,
         *states,
@@ -117,8 +123,20 @@ def fuse_loss(program: Program, loss: Loss, found: Found, rewrite: Rewriter) -> 
         rewrite.erase(node)
     count = len(found.nodes) + 1
     whose = "Inductor" if compiled else "TorchScript"
-    rewrite.applied(made, f"{count} statements up to its backward are one graph for {whose}")
+    cut = f", in {tiles} tiles of its rows where they add up" if tiles > 1 else ""
+    rewrite.applied(made, f"{count} statements up to its backward are one graph for {whose}{cut}")
     return made
+
+
+def _tiles(backward: fx.Node, rewrite: Rewriter) -> int:
+    """In how many tiles of rows a loss may be computed; whether it is a sum over rows is seen when
+    it first runs."""
+    context = context_of(rewrite)
+    if context.options.tiles > 1 and context.numerics == "bitwise":
+        why = "sums of tiles round otherwise than sums over all rows"
+        rewrite.missed(backward, Blocker("probe-bits-differ", why, 'numerics="close"'))
+        return 0
+    return context.options.tiles
 
 
 def _told(node: fx.Node, loss: Loss, found: Found) -> str | None:
@@ -156,7 +174,9 @@ def _counted(
     return made
 
 
-def _recording(loss: Loss, name: str, recorded: list[int], told: list[str], *, script: bool) -> Op:
+def _recording(
+    loss: Loss, name: str, recorded: list[int], told: list[str], *, script: bool, tiles: int
+) -> Op:
     """The operation under a name, which hands out results that look as if their graph were there:
     to go backward from them once more raises what it raises after a backward. Parameters are
     ``told`` to be tensors."""
@@ -164,6 +184,8 @@ def _recording(loss: Loss, name: str, recorded: list[int], told: list[str], *, s
     attributes = {**op.attributes, "recorded": tuple(recorded)}
     if script:
         attributes["script"] = True
+        if tiles > 1:
+            attributes["tiles"] = tiles
     signature = op.signature
     sizes: Sizes | None = op.attributes.get(SIZES)
     if sizes is not None and (sizes.known or told):

@@ -79,6 +79,7 @@ class Gradients:
         self.form = form
         self.makes = Makes(forward, compiled, form)
         self._partial: dict[tuple[int, ...], Makes[Make]] = {}  # by what is left out
+        self.otherwise = None if form.otherwise is None else of(forward, form.otherwise)
 
     def __call__(
         self,
@@ -104,6 +105,8 @@ class Gradients:
             return self.eager(args, dropped, recorded)
         without = dropped.positions(args) if dropped is not None else ()
         make = self._makes(without).get(args, tell)
+        if make is None and self.otherwise is not None:
+            return self.otherwise(args, tell, quiet, dropped, recorded)
         if make is None or not _plain(args, make):
             return self.eager(args, dropped, recorded)
         with torch.no_grad():
@@ -329,7 +332,15 @@ def _run(
     user's code has any."""
     given = [args[k].detach() for k in tensors] + [_number(args[k]) for k in numbers]
     joint = _joint(forward, args, (*tensors, *numbers), leaves, checks)
-    run = (form.build or _built)(joint, given)
+    if form.tiled is not None:
+        whole = {
+            k
+            for k, position in enumerate((*tensors, *numbers))
+            if position in leaves or isinstance(args[position], torch.nn.Parameter)
+        }
+        run = form.tiled(joint, given, whole)
+    else:
+        run = (form.build or _built)(joint, given)
     with torch.no_grad():
         return run, list(run(*given))
 
@@ -420,5 +431,5 @@ _known_losses: dict[Any, Gradients] = {}
 def of(forward: Forward, form: Form = INDUCTOR) -> Gradients:
     """The losses of a function; one and the same for functions of the same code and globals, so
     that code emitted anew finds what was compiled."""
-    key = form.kind, identity(forward)
+    key = form, identity(forward)
     return latest(_known_losses, key, lambda: Gradients(forward, form), MAX_FUNCTIONS)

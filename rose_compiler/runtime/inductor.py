@@ -53,8 +53,8 @@ class Refused(Exception):
 @dataclass(frozen=True)
 class Note:
     """One attempt to compile a function, or to capture what it was compiled to (``kind``:
-    ``"inductor"``, ``"script"``, ``"cuda-graph"``): how long it took, ``why`` it was given up, if
-    it was, and what is gained by it where that was measured."""
+    ``"inductor"``, ``"script"``, ``"tiles"``, ``"cuda-graph"``): how long it took, ``why`` it was
+    given up, if it was, and what is gained by it where that was measured."""
 
     name: str
     seconds: float
@@ -78,11 +78,14 @@ class Built:
 class Form:
     """A way to compile: ``build`` makes a function of tensors for tensors of one make, if it is not
     Inductor. ``kind`` is that of its notes. ``exact``: bits must be those of torch's own operations
-    one by one."""
+    one by one. ``tiled``, in its place: makes one that is told the positions of parameters, too.
+    ``otherwise``: what is tried where this is refused."""
 
     kind: str
     build: Callable[[Callable[..., list[Tensor]], list[Tensor]], Built] | None = None
     exact: bool = False
+    tiled: Callable[[Callable[..., list[Tensor]], list[Tensor], set[int]], Built] | None = None
+    otherwise: Form | None = None
 
 
 INDUCTOR = Form("inductor")

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from rose_compiler.runtime.inductor import Built, Form, Refused, traced
 
@@ -34,6 +34,13 @@ def scripted(function: Callable[..., list[Tensor]], given: list[Tensor]) -> Buil
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is deprecated
         graph = traced(function, given)
+        return Built(script_of(graph, given), graph.graph)
+
+
+def script_of(graph: fx.GraphModule, given: list[Tensor]) -> Callable[..., Any]:
+    """A graph of ATen operations as TorchScript runs it for tensors like ``given``."""
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         graph.graph.eliminate_dead_code()
         graph.recompile()
         made = torch.jit.trace(lambda *args: tuple(graph(*args)), tuple(given), check_trace=False)
@@ -48,7 +55,7 @@ def scripted(function: Callable[..., list[Tensor]], given: list[Tensor]) -> Buil
         finally:
             ask(before)
 
-    return Built(run, graph.graph)
+    return run
 
 
 def available() -> bool:

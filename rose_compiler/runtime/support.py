@@ -25,6 +25,7 @@ from rose_compiler.kernels.scan_native import Built
 from rose_compiler.runtime import buffers, faults, gradients, graphs, switching
 from rose_compiler.runtime.events import DeviceThreadLane, StreamLane, Streams, TorchStreams
 from rose_compiler.runtime.inductor import INDUCTOR, Forward, Note
+from rose_compiler.runtime.lane_tiles import form_of
 from rose_compiler.runtime.lanes import InlineLane, Lane, ThreadLane
 from rose_compiler.runtime.modes import Unversioned
 from rose_compiler.runtime.optimizers import Fused, why_not_fused
@@ -306,16 +307,20 @@ class Runtime:
         recorded: tuple[int, ...] = (),
         replayed: bool = False,
         script: bool = False,
+        tiles: int = 0,
         dropped: Any = None,
     ) -> Any:
         """Compute a loss and go backward from it, by what Inductor makes of ``forward``, or with
         ``script`` TorchScript: what ``loss, *others = forward(*args); loss.backward()`` does. The
         others, detached; those at the positions ``recorded`` with a graph that has been gone
-        through. ``replayed``: as a CUDA graph, where that is faster. ``dropped`` says which
-        gradients nobody reads."""
+        through. ``replayed``: as a CUDA graph, where that is faster. ``tiles``: by TorchScript, as
+        a sum over so many tiles of rows beside each other, where that is faster. ``dropped`` says
+        which gradients nobody reads."""
         found = self._losses.get(forward)
         if found is None:
             form = SCRIPT if script else INDUCTOR
+            if script and tiles > 1:
+                form = form_of(tiles)
             found = self._losses[forward] = gradients.of(forward, form)
         quiet = self.quiet if replayed else None
         return found(args, self.notes.append, quiet, dropped, recorded)

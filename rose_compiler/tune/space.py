@@ -93,6 +93,10 @@ def candidates(
     return found
 
 
+#: Tiles of the rows of a minibatch at most: what each does once a call becomes the greater part.
+MOST_TILES = 4
+
+
 def default_decision(shards: int, asynchronous: bool, close: bool, plain: Decision) -> Decision:
     """The schedule without tuning: two groups of shards, late work in the simulator's shadow, and
     what ``plain`` has.
@@ -110,6 +114,14 @@ def with_script(decision: Decision | None, plain: Decision) -> Decision:
     """A schedule with its losses and graphs run by TorchScript, and what ``plain`` has; for the
     user's own statements, program order."""
     return replace(_with_plain(decision, plain), script=True)
+
+
+def with_tiles(decision: Decision | None, threads: int) -> Decision | None:
+    """A schedule with what TorchScript runs in tiles of rows, one for each of torch's threads;
+    ``None`` where it has no TorchScript, or there is one thread."""
+    if decision is None or not decision.script or decision.tiles > 1 or threads < 2:
+        return None
+    return replace(decision, tiles=min(threads, MOST_TILES), update_threads=1)
 
 
 def with_compiled(decision: Decision | None, plain: Decision) -> Decision:
