@@ -85,6 +85,8 @@ class _Tiles:
         self._runs = [script_of(found.tile(a, b - a), handed) for a, b in itertools.pairwise(cuts)]
         self._lanes = [_lane(k) for k in range(1, tiles)]
         self._places = found.made
+        made: Any = found.graph.graph.output_node().args[0]
+        self._values = [node.meta["val"] for node in made]
         self._sums = [k for k, place in enumerate(found.made) if place == SUM]
 
     def __call__(self, *given: Tensor) -> list[Tensor]:
@@ -110,15 +112,18 @@ class _Tiles:
             sums = list(torch._foreach_add(sums, [each[k] for k in self._sums]))
         found = iter(sums)
         return [
-            next(found) if place == SUM else _join(place, [each[k] for each in made])
-            for k, place in enumerate(self._places)
+            next(found) if place == SUM else _join(place, [each[k] for each in made], like)
+            for k, (place, like) in enumerate(zip(self._places, self._values, strict=True))
         ]
 
 
-def _join(place: Place, parts: list[Tensor]) -> Tensor:
-    """What the tiles made of one result."""
+def _join(place: Place, parts: list[Tensor], like: Tensor) -> Tensor:
+    """What the tiles made of one result, as the whole would lie in memory."""
     if isinstance(place, Rows):
-        return torch.cat(parts, place.axis)
+        if like.is_contiguous():
+            return torch.cat(parts, place.axis)
+        whole = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+        return torch.cat(parts, place.axis, out=whole)
     if place == ALL:
         return torch.stack(parts).all()
     return parts[0]

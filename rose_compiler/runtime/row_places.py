@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import fx
@@ -22,9 +22,10 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Rows:
-    """A value with the rows of the batch along ``axis``."""
+    """A value with the rows of the batch along ``axis``, a run of ``each`` entries for one row."""
 
     axis: int
+    each: int = 1
 
 
 SUM: Literal["sum"] = "sum"
@@ -64,27 +65,28 @@ class Known:
         """Change a call in each tile."""
         self.edits.setdefault(node, []).append(edit)
 
-    def cut(self, node: fx.Node, value: fx.Node, axis: int) -> None:
+    def cut(self, node: fx.Node, value: fx.Node, axis: int, each: int) -> None:
         """Let a call take a tile's rows of an operand that is the same in all tiles."""
 
         position = node.all_input_nodes.index(value)
 
         def cut(made: fx.Node, start: int, rows: int) -> fx.Node:
             one = made.all_input_nodes[position]
+            low, high = start * each, (start + rows) * each
             with made.graph.inserting_before(made):
-                part = made.graph.call_function(aten.slice.Tensor, (one, axis, start, start + rows))
+                part = made.graph.call_function(aten.slice.Tensor, (one, axis, low, high))
             made.replace_input_with(one, part)
             return made
 
         self.edit(node, cut)
 
-    def resize(self, node: fx.Node, argument: int, position: int) -> None:
+    def resize(self, node: fx.Node, argument: int, position: int, each: int = 1) -> None:
         """Put the rows of the tile in place of those of the batch among a call's sizes."""
 
         def resize(made: fx.Node, start: int, rows: int) -> fx.Node:
             sizes = list(made.args[argument])  # type: ignore[arg-type]  # they are sizes
-            if sizes[position] == self.count:
-                sizes[position] = rows
+            if sizes[position] == self.count * each:
+                sizes[position] = rows * each
             args = list(made.args)
             args[argument] = sizes
             made.args = tuple(args)
@@ -139,18 +141,26 @@ def writes(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
-def cut_others(node: fx.Node, known: Known, axis: int, rank: int) -> None:
+def cut_others(node: fx.Node, known: Known, rows: Rows, rank: int) -> None:
+    """Let a call take a tile's rows of what is the same in all tiles and has as many entries as
+    there are, at the place of ``rows`` in values of ``rank`` axes."""
     for n in node.all_input_nodes:
-        own = axis - rank + len(shape(n))
-        if known.places[n] is None and own >= 0 and shape(n)[own] == known.count:
-            known.cut(node, n, own)
+        own = rows.axis - rank + len(shape(n))
+        if known.places[n] is None and own >= 0 and shape(n)[own] == known.count * rows.each:
+            known.cut(node, n, own, rows.each)
 
 
 def dims_of(value: Any, rank: int) -> set[int]:
+    """Axes counted from the front; all of them for ``None``."""
     if value is None or value == []:
         return set(range(rank))
     return {d % rank for d in ([value] if isinstance(value, int) else value)} if rank else set()
 
 
-def coupled(node: fx.Node) -> Place:
+def coupled(node: fx.Node) -> NoReturn:
+    """End the proof at a call.
+
+    Raises:
+        Coupled: always.
+    """
     raise Coupled(f"`{name(node)}` takes all rows of the batch together")

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from rose_compiler.runtime import row_views
+from rose_compiler.runtime import row_layers, row_views
 from rose_compiler.runtime.row_places import (
     ALL,
     SUM,
@@ -37,9 +37,7 @@ def placed(node: fx.Node, known: Known) -> Place:
     """
     given = [known.places[n] for n in node.all_input_nodes]
     called = name(node)
-    if isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in (
-        node.target.tags
-    ):
+    if _draws(node, called):
         raise Coupled(f"`{called}` draws random numbers")
     if called in FILLED:
         return filled(node, known, FILLED[called])
@@ -60,6 +58,13 @@ def placed(node: fx.Node, known: Known) -> Place:
     if writes(node) and place != known.place(node.args[0]):
         raise Coupled(f"`{called}` writes what is the same in all tiles")
     return place
+
+
+def _draws(node: fx.Node, called: str) -> bool:
+    if called == row_layers.FLASH and not any(isinstance(a, float) and a for a in node.args[3:4]):
+        return False  # nothing is dropped
+    target = node.target
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def is_pointwise(node: fx.Node, called: str) -> bool:
@@ -83,12 +88,14 @@ def _pointwise(node: fx.Node, known: Known) -> Place:
         return _linear(node, known)
     out = shape(node)
     rank = len(out)
-    axes = {p.axis + rank - len(shape(n)) for n, p in given.items() if isinstance(p, Rows)}
-    if len(axes) != 1:
+    found = {
+        Rows(p.axis + rank - len(shape(n)), p.each) for n, p in given.items() if isinstance(p, Rows)
+    }
+    if len(found) != 1:
         raise Coupled(f"`{name(node)}` takes rows along two axes")
-    (axis,) = axes
-    cut_others(node, known, axis, rank)
-    return Rows(axis)
+    (rows,) = found
+    cut_others(node, known, rows, rank)
+    return rows
 
 
 def _linear(node: fx.Node, known: Known) -> Place:
@@ -136,7 +143,8 @@ def _reduced(node: fx.Node, known: Known) -> Place:
     keeps = next((k for k, a in enumerate(last) if a.name == "keepdim"), None)
     kept = keeps is not None and len(node.args) > keeps and bool(node.args[keeps])
     kept = kept or bool(node.kwargs.get("keepdim"))
-    moved = Rows(place.axis if kept else place.axis - sum(d < place.axis for d in dims))
+    axis = place.axis if kept else place.axis - sum(d < place.axis for d in dims)
+    moved = Rows(axis, place.each)
     several = not isinstance(node.meta["val"], torch.Tensor)
     return (moved,) * len(node.meta["val"]) if several else moved
 
@@ -149,16 +157,16 @@ def _along(position: int) -> Callable[[fx.Node, Known], Place]:
         dim = node.args[position] if len(node.args) > position else 0
         assert isinstance(dim, int)
         tensors = node.all_input_nodes
-        axes = {p.axis for n in tensors if isinstance(p := known.places[n], Rows)}
+        found = {p for n in tensors if isinstance(p := known.places[n], Rows)}
         if SUM in map(known.place, tensors):
             raise Front(next(n for n in tensors if known.places[n] == SUM))
-        (axis,) = axes if len(axes) == 1 else (None,)
+        (rows,) = found if len(found) == 1 else (None,)
         rank = len(shape(node.args[0]))
-        if axis is None or dim % rank == axis or any(len(shape(n)) != rank for n in tensors):
+        if rows is None or dim % rank == rows.axis or any(len(shape(n)) != rank for n in tensors):
             raise Front(node)
-        cut_others(node, known, axis, rank)
-        assert place is None or place == Rows(axis)
-        return Rows(axis)
+        cut_others(node, known, rows, rank)
+        assert place is None or place == rows
+        return rows
 
     return rule
 
@@ -173,9 +181,10 @@ def _loss(node: fx.Node, known: Known) -> Place:
 
 def _pointwise_of(node: fx.Node, known: Known, count: int, first: int = 0) -> Place:
     operands: list[Any] = list(node.args[first : first + count])
-    if {known.place(a) for a in operands} != {Rows(0)} or len(set(map(shape, operands))) != 1:
+    (place, *others), shapes = {known.place(a) for a in operands}, set(map(shape, operands))
+    if others or not isinstance(place, Rows) or place.axis != 0 or len(shapes) != 1:
         raise Front(node)
-    return Rows(0)
+    return place
 
 
 def _loss_backward(node: fx.Node, known: Known) -> Place:
@@ -196,18 +205,20 @@ def _loss_backward(node: fx.Node, known: Known) -> Place:
 def _product(node: fx.Node, known: Known) -> Place:
     """Products of matrices: rows of one of them, or a sum over the rows of both."""
     a, b = map(known.place, node.args[-2:])
+    rows = {p for p in (a, b) if isinstance(p, Rows)}
+    axes = tuple(p.axis if isinstance(p, Rows) else p for p in (a, b))
+    if len({p.each for p in rows}) > 1:
+        return coupled(node)
     if name(node) == "addmm":
         bias: Any = node.args[0]
-        if (a, b, known.place(bias)) == (Rows(0), None, None) and shape(bias)[:-1] in ((), (1,)):
-            return Rows(0)
+        if axes == (0, None) and known.place(bias) is None and shape(bias)[:-1] in ((), (1,)):
+            return a
         return coupled(node)
     if name(node) == "bmm":
-        return Rows(0) if (a, b) == (Rows(0), Rows(0)) else coupled(node)
-    if (a, b) == (Rows(0), None):
-        return Rows(0)
-    if (a, b) == (None, Rows(1)):
-        return Rows(1)
-    if (a, b) == (Rows(1), Rows(0)) or (a, b) in ((SUM, None), (None, SUM)):
+        return a if axes == (0, 0) else coupled(node)
+    if axes in ((0, None), (None, 1)):
+        return a or b
+    if axes == (1, 0) or axes in ((SUM, None), (None, SUM)):
         return SUM
     return coupled(node)
 
@@ -220,6 +231,7 @@ _POINTWISE = frozenset(
 )
 _RULES: dict[str, Callable[[fx.Node, Known], Place]] = {
     **row_views.RULES,
+    **row_layers.RULES,
     **dict.fromkeys(("sum", "mean", "amax", "amin", "max", "min", "logsumexp"), _reduced),
     **dict.fromkeys(("argmax", "argmin", "any", "prod", "std", "var"), _reduced),
     **dict.fromkeys(("_softmax", "_log_softmax", "cumsum"), _along(1)),

@@ -72,8 +72,9 @@ class Tiling:
             copies[node] = graph.placeholder(f"front_{node.name}")
         for node, place in zip(inputs, self.given, strict=True):
             if isinstance(place, Rows):
+                low, high = start * place.each, (start + rows) * place.each
                 copies[node] = graph.call_function(
-                    aten.slice.Tensor, (copies[node], place.axis, start, start + rows)
+                    aten.slice.Tensor, (copies[node], place.axis, low, high)
                 )
         for node in self.graph.graph.nodes:
             if node in copies:
@@ -102,12 +103,18 @@ def tiling(graph: fx.GraphModule, whole: Collection[int], least: int) -> Tiling:
     free = {n for k, n in enumerate(inputs) if k not in whole and shape(n) and not _picked_from(n)}
     why = f"nothing that it is handed has {least} rows"
     for count in sorted({shape(n)[0] for n in free if shape(n)[0] >= least}):
-        places = [Rows(0) if n in free and shape(n)[0] == count else None for n in inputs]
+        places = [_rows_of(n, count) if n in free else None for n in inputs]
         try:
             return _proved(Tiling(graph, count, places))
         except Coupled as found:
             why = str(found)
     raise Coupled(why)
+
+
+def _rows_of(node: fx.Node, count: int) -> Place:
+    """The place of an input that may have a run of entries for each row."""
+    size = shape(node)[0]
+    return Rows(0, size // count) if size and size % count == 0 else None
 
 
 def _picked_from(node: fx.Node) -> bool:

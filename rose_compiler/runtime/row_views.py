@@ -42,7 +42,7 @@ def _permuted(node: fx.Node, known: Known) -> Place:
     else:
         one, two = (0, rank - 1) if name(node) == "t" else args_of(node)[1:3]
         order[one], order[two] = order[two], order[one]
-    return Rows(order.index(place.axis))
+    return Rows(order.index(place.axis), place.each)
 
 
 def _viewed(node: fx.Node, known: Known) -> Place:
@@ -52,9 +52,9 @@ def _viewed(node: fx.Node, known: Known) -> Place:
     old, new = shape(args_of(node)[0]), shape(node)
     before = math.prod(old[: place.axis])
     for k, size in enumerate(new):
-        if size == known.count and math.prod(new[:k]) == before:
-            known.resize(node, 1, k)
-            return Rows(k)
+        if size and size % known.count == 0 and math.prod(new[:k]) == before:
+            known.resize(node, 1, k, size // known.count)
+            return Rows(k, size // known.count)
     return coupled(node)
 
 
@@ -68,12 +68,13 @@ def expanded(node: fx.Node, known: Known) -> Place:
     place, old, new = known.place(source), shape(source), shape(node)
     added = len(new) - len(old)
     if isinstance(place, Rows):
-        known.resize(node, 1, place.axis + added)
-        return Rows(place.axis + added)
-    repeated = new[:1] == (known.count,) and (added or old[0] == 1)
+        known.resize(node, 1, place.axis + added, place.each)
+        return Rows(place.axis + added, place.each)
+    each = new[0] // known.count if new and new[0] % known.count == 0 else 0
+    repeated = each > 0 and (added or old[0] == 1)
     if repeated and place is None:
-        known.resize(node, 1, 0)
-        return Rows(0)
+        known.resize(node, 1, 0, each)
+        return Rows(0, each)
     if repeated:
         raise Front(source)
     return place
@@ -91,7 +92,7 @@ def _unsqueezed(node: fx.Node, known: Known) -> Place:
     if not isinstance(place, Rows):
         return place
     dim = args_of(node)[1] % len(shape(node))
-    return Rows(place.axis + (dim <= place.axis))
+    return Rows(place.axis + (dim <= place.axis), place.each)
 
 
 def _squeezed(node: fx.Node, known: Known) -> Place:
@@ -102,7 +103,7 @@ def _squeezed(node: fx.Node, known: Known) -> Place:
         return coupled(node)
     old = shape(args_of(node)[0])
     gone = [d for d in dims_of(args_of(node)[1], len(old)) if old[d] == 1]
-    return Rows(place.axis - sum(d < place.axis for d in gone))
+    return Rows(place.axis - sum(d < place.axis for d in gone), place.each)
 
 
 def _picked(node: fx.Node, known: Known) -> Place:
@@ -115,7 +116,7 @@ def _picked(node: fx.Node, known: Known) -> Place:
         if shape(node) == shape(args_of(node)[0]):
             return place  # of a tile too: its end is behind the last row
         raise Front(node)
-    return Rows(place.axis - (name(node) == "select" and dim < place.axis))
+    return Rows(place.axis - (name(node) == "select" and dim < place.axis), place.each)
 
 
 def _put_back(node: fx.Node, known: Known) -> Place:
@@ -127,8 +128,8 @@ def _put_back(node: fx.Node, known: Known) -> Place:
     axis = place.axis + (name(node) == "select_backward" and dim <= place.axis)
     if dim == axis:
         return coupled(node)
-    known.resize(node, 1, axis)
-    return Rows(axis)
+    known.resize(node, 1, axis, place.each)
+    return Rows(axis, place.each)
 
 
 def _joined(node: fx.Node, known: Known) -> Place:
@@ -137,26 +138,27 @@ def _joined(node: fx.Node, known: Known) -> Place:
         return SUM
     if SUM in places:
         raise Front(next(n for n in node.all_input_nodes if known.places[n] == SUM))
-    axes = {p.axis for p in places if isinstance(p, Rows)}
+    rows = {p for p in places if isinstance(p, Rows)}
     dim = (args_of(node)[1] if len(args_of(node)) > 1 else 0) % len(shape(node))
-    if len(axes) != 1 or len({len(shape(n)) for n in node.all_input_nodes}) != 1:
+    if len(rows) != 1 or len({len(shape(n)) for n in node.all_input_nodes}) != 1:
         raise Front(node)
-    (axis,) = axes
+    (one,) = rows
     if name(node) == "cat":
-        if dim == axis:
+        if dim == one.axis:
             raise Front(node)
-        cut_others(node, known, axis, len(shape(node)))
-        return Rows(axis)
-    cut_others(node, known, axis, len(shape(node)) - 1)
-    return Rows(axis + (dim <= axis))
+        cut_others(node, known, one, len(shape(node)))
+        return one
+    cut_others(node, known, one, len(shape(node)) - 1)
+    return Rows(one.axis + (dim <= one.axis), one.each)
 
 
 def _indexed(node: fx.Node, known: Known) -> Place:
     source, indices = args_of(node)[:2]
-    if known.place(source) is None and len(indices) == 1 and known.place(indices[0]) == Rows(0):
+    place = known.place(indices[0]) if len(indices) == 1 else None
+    if known.place(source) is None and isinstance(place, Rows) and place.axis == 0:
         if indices[0].meta["val"].dtype in (torch.bool, torch.uint8):
             return coupled(node)
-        return Rows(0)
+        return place
     raise Front(node)
 
 

@@ -43,7 +43,8 @@ def script_of(graph: fx.GraphModule, given: list[Tensor]) -> Callable[..., Any]:
         warnings.simplefilter("ignore")
         graph.graph.eliminate_dead_code()
         graph.recompile()
-        made = torch.jit.trace(lambda *args: tuple(graph(*args)), tuple(given), check_trace=False)
+        run_all = _Traced(graph).run
+        made = torch.jit.trace(lambda *args: tuple(run_all(*args)), tuple(given), check_trace=False)
     asked, ask = torch._C._get_graph_executor_optimize, torch._C._set_graph_executor_optimize
 
     def run(*args: Tensor) -> Any:
@@ -56,6 +57,51 @@ def script_of(graph: fx.GraphModule, given: list[Tensor]) -> Callable[..., Any]:
             ask(before)
 
     return run
+
+
+class _Traced(fx.Interpreter):
+    """Runs a graph for the tracer, which can't note flags in a list: of an operation with such, as
+    a convolution's backward, it notes the call of a function that has them."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__(graph)
+        #: made before anything is traced: what the tracer sees compiled it takes for its own
+        self.functions = {n: _function(n) for n in graph.graph.nodes if _has_flags(n)}
+
+    def run_node(self, node: fx.Node) -> Any:
+        """What a node makes; of what nobody uses, ``None``."""
+        function = self.functions.get(node)
+        if function is None:
+            return super().run_node(node)
+        used = _used(node)
+        values = function(*(self.env[n] for n in node.all_input_nodes))
+        made = dict(zip(used, values if len(used) > 1 else (values,), strict=True))
+        return [made.get(k) for k in range(max(used) + 1)]
+
+
+def _has_flags(node: fx.Node) -> bool:
+    return any(isinstance(a, list | tuple) and a and type(a[0]) is bool for a in node.args)
+
+
+def _used(node: fx.Node) -> list[int]:
+    """Which of its results are used."""
+    items: list[Any] = [user.args[1] for user in node.users]
+    return sorted(set(items))
+
+
+def _function(node: fx.Node) -> Callable[..., Any]:
+    """A function of TorchScript that calls an operation with all that is no tensor."""
+    names = {n: f"given_{k}" for k, n in enumerate(node.all_input_nodes)}
+    given = ", ".join(names[a] if isinstance(a, fx.Node) else repr(a) for a in node.args)
+    target: Any = node.target
+    made = [f"made_{k}" for k in range(len(target._schema.returns))]
+    text = (
+        f"def call({', '.join(f'{n}: Tensor' for n in names.values())}):\n"
+        f"    {', '.join(made)} = torch.ops.{target._schema.name.replace('::', '.')}({given})\n"
+        f"    return {', '.join(made[k] for k in _used(node))}\n"
+    )
+    function: Callable[..., Any] = torch.jit.CompilationUnit(text).call
+    return function
 
 
 def available() -> bool:

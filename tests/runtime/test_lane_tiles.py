@@ -64,6 +64,25 @@ def chosen(x: Any, y: Any, adv: Any, old: Any, w: Any, b: Any, v: Any, c: Any, *
     return -(picked * adv).sum() / ROWS + (logits.exp() * logits).sum(-1).mean(), picked
 
 
+def several(x: Any, y: Any, adv: Any, old: Any, w: Any, b: Any, v: Any, c: Any, *rest: Any) -> Any:
+    """Each row of the batch comes in several steps, as those of a diffusion policy do."""
+    steps = x.unsqueeze(1).expand(-1, 3, -1).reshape(-1, ROWS)
+    h = torch.tanh(F.linear(steps, w, b))
+    error = (F.linear(h, v, c).view(-1, 3, WIDTH) - y.unsqueeze(1)).pow(2).mean(2)
+    ratio = torch.exp(-error.view(-1)).view(ROWS, 3)
+    return torch.max(ratio * adv[:, None], ratio.clamp(0.9, 1.1) * adv[:, None]).mean(), ratio
+
+
+def layers(x: Any, y: Any, adv: Any, old: Any, w: Any, b: Any, v: Any, c: Any, *rest: Any) -> Any:
+    """A convolution, a normalized layer, embedded tokens and attention among each row's own."""
+    h = F.conv1d(x.unsqueeze(1), w[:4, :3].unsqueeze(1), b[:4], stride=6)
+    tokens = (y > 0).long()
+    h = F.layer_norm(h[:, :, :4] + F.embedding(tokens[:, :4], w[:2, :4]), (4,), b[:4], b[4:8])
+    q = F.linear(h, v[:4, :4]).view(-1, 4, 2, 2).transpose(1, 2)
+    made = F.scaled_dot_product_attention(q, q, h.view(-1, 4, 2, 2).transpose(1, 2))
+    return made.transpose(1, 2).reshape(len(x), -1).mean(1).mul(adv).mean(), made
+
+
 def eager(forward: Callable[..., Any], args: tuple[Any, ...]) -> list[Tensor]:
     loss, *others = forward(*args)
     loss.backward()
@@ -71,7 +90,7 @@ def eager(forward: Callable[..., Any], args: tuple[Any, ...]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("tiles", [2, 3])
-@pytest.mark.parametrize("forward", [ppo, squared, chosen])
+@pytest.mark.parametrize("forward", [ppo, squared, chosen, several, layers])
 def test_tiles_make_eagers_gradients_and_results(forward: Any, tiles: int) -> None:
     notes: list[Any] = []
     ours, theirs = arguments(), arguments()
