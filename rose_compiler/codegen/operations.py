@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch.fx as fx
@@ -194,9 +195,22 @@ class Operations(Emitter):
             arguments = printer.arguments(node.args, {}, refs)
             function = self.function(op, node, refs)
             if is_compiled(op) and action.lane.startswith("stream:"):
-                function = f"rt.graph, {function}"  # the coordinator runs it, as it would here
+                function = self.on_stream(op, function)  # the coordinator runs it, as it would here
             text = f"{lane}.submit({site}, {function}{', ' if arguments else ''}{arguments})"
         self.writer.line(f"{self.task(node)} = {text}", where, source_of(op))
+
+    def on_stream(self, op: Op, function: str) -> str:
+        """What runs a compiled graph on a lane, where the arguments are there: as :meth:`sized`
+        has it, since what is right for other sizes must not be compiled."""
+        printer, sizes = self.module.printer, self.module.sizes(op)
+        script = ", script=True" if op.attributes.get("script") else ""
+        if sizes is None and not script:
+            return f"rt.graph, {function}"
+        sized = ""
+        if sizes is not None:
+            chosen = partial(sizes.or_instead, params=op.signature.params)
+            sized = f", sized={printer.bind(chosen, f'{op.name}_sized')}"
+        return f"rt.graph_of({function}{script}{sized})"
 
     def function(self, op: Op, node: fx.Node, refs: dict[fx.Node, str]) -> str:
         """The name of an operation's function; what may be unbound among its arguments is checked

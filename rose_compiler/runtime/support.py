@@ -6,6 +6,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -338,6 +339,18 @@ class Runtime:
             form = SCRIPT if script else INDUCTOR
             found = self._graphs[forward] = graphs.of(inspect.unwrap(forward), form)
         return found(args, self.notes.append, self.quiet if replayed else None)
+
+    def graph_of(
+        self,
+        forward: Forward,
+        *,
+        script: bool = False,
+        sized: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    ) -> Callable[..., Any]:
+        """:meth:`graph` as a function of the arguments, for a lane to call. ``sized`` gives what
+        calls it only for sizes that it was proven for."""
+        made = partial(self.graph, forward, script=script)
+        return made if sized is None else sized(made)
 
     def quiet(self) -> bool:
         """Whether no lane of this process runs anything but the coordinator's own."""

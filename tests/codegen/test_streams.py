@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ import torch
 from rose_compiler.codegen import emit, load
 from rose_compiler.ir import interp
 from rose_compiler.ir.parse import parse
-from rose_compiler.ir.program import Program
+from rose_compiler.ir.program import Program, is_call, op_of
+from rose_compiler.ir.sizes import SIZES, Shape, Sizes
 from rose_compiler.ir.verify import verify
+from rose_compiler.runtime import graphs
 from rose_compiler.runtime.recording import RaceFound, RecordingStreams
 from rose_compiler.runtime.support import Runtime
 
@@ -106,3 +109,21 @@ def test_what_inductor_compiles_is_compiled_on_a_stream_too() -> None:
     emitted = emit(parse(text, {"keep": lambda total, v: total.add_(v)})).source
     assert "critic.submit(2, rt.graph, value, obs)" in emitted
     assert "policy.submit(1, policy, obs)" in emitted
+
+
+def test_on_a_stream_bits_stay_and_other_sizes_are_not_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What TorchScript is to run, Inductor would round otherwise; what takes the place of a graph
+    for other sizes may draw, and would be traced."""
+    made = program()
+    node = next(n for n in made.nodes() if is_call(n) and op_of(n).name == "value")
+    monkeypatch.setattr(graphs, "PAYS", float("inf"))
+    monkeypatch.setattr(graphs, "_known_graphs", {})
+    for known, kinds in (({}, ["script"]), ({"x": Shape((7,))}, [])):
+        instead = partial(op_of(node).impl)
+        op_of(node).attributes = {"script": True, SIZES: Sizes(known, instead, instead)}
+        runtime, total = Runtime(), torch.zeros(())
+        load(emit(made))(runtime, torch.ones(3), 4, total)
+        assert torch.equal(total, run(source(), None)[1])
+        assert [note.kind for note in runtime.notes] == kinds

@@ -77,7 +77,7 @@ class Hosted:
         self._until: float | None = None
         self._open()
         if planned is not None:
-            planned.join().started(f"host:{name}", self.pid)
+            planned.started(f"host:{name}", self.pid)
 
     def _open(self) -> None:
         self._memory = Places(self._share)

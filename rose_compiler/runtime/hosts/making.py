@@ -87,12 +87,12 @@ def hosted(
     start: Callable[..., Any]
     under: Planned | None = None
     remarks: list[Remark] = []
+    if threads is None:
+        threads = len(os.sched_getaffinity(0) if cores is None else cores)
     if environment is not None and not isinstance(environment, Mapping):
         if host == "process":
             under, remarks = planned(environment, f"host:{name}")
         environment = None
-    if threads is None:
-        threads = len(os.sched_getaffinity(0) if cores is None else cores)
     if host == "process":
         start = partial(
             ProcessHost,
@@ -115,7 +115,12 @@ def hosted(
         )
     else:
         start = partial(InlineHost, build, name=name, timeout=timeout)
-    made = Hosted(start, name, timeout, threads, under)
+    try:
+        made = Hosted(start, name, timeout, threads, under)
+    except BaseException:
+        if under is not None:
+            under.leave()
+        raise
     made.rose_remarks += remarks
     if host == "process" and (stateless or recover):
         made.rose_guard(stateless)

@@ -77,7 +77,8 @@ def planned(
     backends: Callable[[], Sequence[QuotaBackend]] = all_backends,
 ) -> tuple[Planned | None, list[Remark]]:
     """The plan, in force, that the component of a lane is to be started under; None where there is
-    none for it, or the machine refuses it, which a remark says: then it starts without.
+    none for it, or the machine refuses it, which a remark says: then it starts without. Whoever is
+    given one :meth:`leaves <Planned.leave>` it.
 
     ``source`` is a plan, or where ``QuotaPlan.save`` is to write it. Raises ``QuotaError``
     (``quota-file``) for a file that holds something else.
@@ -107,7 +108,7 @@ def planned(
                 what = f"the plan was refused: {error.what}"
                 return None, [_without(lane, what, error.help)]
         _LIVE[key] = Planned(plan, applied)
-    return _LIVE[key], []
+    return _LIVE[key].join(), []
 
 
 def _without(lane: str, why: str, allow: str | None = None) -> Remark:

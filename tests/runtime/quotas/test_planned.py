@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import rose_compiler
 from rose_compiler.api.process_quotas import ProcessQuotas
 from rose_compiler.api.profiling import Profiling
 from rose_compiler.base.decision import Decision
-from rose_compiler.base.errors import QuotaError
+from rose_compiler.base.errors import FactoryError, QuotaError
 from rose_compiler.base.machine import detect_cpu, load_machine
 from rose_compiler.base.quota import QuotaPlan
 from rose_compiler.base.remarks import RemarkLog
@@ -109,6 +110,13 @@ def test_a_plan_that_can_not_be_had_costs_the_quota_only(fake: Fake, tmp_path: P
     (tmp_path / "quotas.json").write_text("{}")
     with pytest.raises(QuotaError, match="quota-file"):
         rose_compiler.hosted(Fixed, name="sim", environment=tmp_path / "quotas.json")
+
+
+def test_what_does_not_start_leaves_nothing_behind(fake: Fake) -> None:
+    lock = threading.Lock()
+    with pytest.raises(FactoryError):
+        rose_compiler.hosted(lambda: lock, name="sim", environment=PLAN)
+    assert "quit" in fake.commands
 
 
 def iteration(sim: Hosted, log: list[int]) -> None:
