@@ -41,8 +41,6 @@ MAX_RECAPTURES = 8
 #: Makes of arguments that a function is kept captured for; for any further one it runs as written.
 #: To capture costs as much as many iterations, and a program holds what it was first called with.
 MAX_KEPT = 16
-#: What the names of threads of lanes and of components in threads begin with.
-_THREADS = (phases.THREAD, phases.THREAD.strip() + "-")
 #: Objects whose method is kept compiled by a decorated one: those that it was looked up on last.
 MAX_BOUND = 32
 
@@ -113,8 +111,7 @@ class Compiled:
         if self._process != os.getpid():
             self._forked()
         turn = self._turn
-        lane = threading.current_thread().name.startswith(_THREADS)
-        if not turn.take(wait=not lane):
+        if not turn.take(wait=not phases.in_lane()):
             return self._fn(*args, **kwargs)  # the call at hand may be waiting for this one
         try:
             if self._inside:  # what is recorded and scheduled is the call around this one
@@ -141,8 +138,10 @@ class Compiled:
         self._last = specialization
         try:
             return specialization.call(arguments, self.runtime, lambda: self._fn(*args, **kwargs))
-        except BaseException:
+        except BaseException as error:
             unwind(specialization.captured.session.regions)
+            if self._runtime is not None and not isinstance(error, Exception):
+                self._runtime.rest()
             raise
         finally:
             specialization.guards.after_call()

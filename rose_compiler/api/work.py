@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from rose_compiler.base import phases
 
 
 class WorkMeter:
     """Whether an iteration did what a usual one does, so that one that stopped early is not taken
-    for a fast one: optimizer steps are counted while tuning."""
+    for a fast one: optimizer steps are counted while tuning, those of this thread and of lanes.
+    Other threads may train beside it."""
 
     #: Iterations in a row of another length after which that length is the usual one.
     PATIENCE = 3
@@ -16,17 +21,18 @@ class WorkMeter:
     def __init__(self) -> None:
         self._handle: torch.utils.hooks.RemovableHandle | None = None
         self._steps = 0
+        self._thread = 0
         self._usual: int | None = None
         self._others = 0
 
     def start(self) -> None:
         """Count from here."""
         self.drop()
-        self._steps = 0
+        self._steps, self._thread = 0, threading.get_ident()
         self._handle = register_optimizer_step_post_hook(self._count)
 
     def _count(self, *_: object) -> None:
-        self._steps += 1
+        self._steps += threading.get_ident() == self._thread or phases.in_lane()
 
     def drop(self) -> None:
         """Count no longer: what has begun did not get to its end, and says nothing."""

@@ -19,11 +19,17 @@ from rose_compiler.base.spanlog import SpanLog
 KIND = "phase"
 #: What the names of lanes' threads begin with.
 THREAD = "rose "
+_OURS = (THREAD, THREAD.strip() + "-")  # the latter those of components in threads
 
 #: A phase that ended: its names, outermost first and joined by "/", start and end.
 Ended = tuple[str, float, float]
 
 _recorders: list[list[Span] | SpanLog] = []
+
+
+def in_lane() -> bool:
+    """Whether this thread is one of a lane, or of a component in a thread."""
+    return threading.current_thread().name.startswith(_OURS)
 
 
 class _Mine(threading.local):

@@ -13,9 +13,9 @@ def unwatched(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
     """No hook of these tensors is called when gradients of them are taken, and none that packs
     what graphs save."""
     hooked = [(t, t._backward_hooks) for t in leaves if t._backward_hooks]
-    for leaf, _ in hooked:
-        leaf._backward_hooks = None
     try:
+        for leaf, _ in hooked:
+            leaf._backward_hooks = None
         # the innermost pair is the one that is called
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
             yield

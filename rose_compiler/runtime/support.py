@@ -79,6 +79,7 @@ class Runtime:
         self._lent: dict[str, Any] = {}  # streams of somebody's own, by lane
         self._spans: SpanLog | None = SpanLog() if trace else None
         self._hastened = False  # threads let each other run sooner
+        self._under_way = False  # a run has lanes, and did not come to rest yet
         self._broken = False
         self._fused: list[Fused] = []
         self._batching = batching
@@ -101,6 +102,7 @@ class Runtime:
         if found is None:
             found = self._lanes[name] = self._make(name)
             found.spans = self._spans
+        self._under_way = True
         if not self._hastened and isinstance(found, ThreadLane | ShardLane):
             self._hastened = True
             switching.hasten(self)
@@ -162,10 +164,19 @@ class Runtime:
                 lane.settle(grace)
                 lane.failed.clear()
                 lane.skipped.clear()
+            self._under_way = False
         finally:
             self._relax()
             if self._broken:
                 self.close()
+
+    def rest(self) -> None:
+        """What is left to do where Ctrl-C came as :meth:`drain` began, or within it: nothing runs
+        on, and nothing is switched on. After any other end of a run that is nothing."""
+        if self._under_way or self._fused or self._batched:
+            self._broken = True
+            self._settle_all()
+            self.drain()
 
     def apart(self) -> None:
         """End what was switched on for a run, or for several one after the other."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -182,8 +183,10 @@ def test_what_was_not_run_to_its_end_does_not_say_what_is_usual() -> None:
     assert meter.stop()
     for steps, usual in ((1, True), (0, False), (1, True)):
         meter.start()
-        for _ in range(steps):
-            sgd.step()
+        for name in (*["rose thread:0"] * steps, "of the user's own"):
+            thread = threading.Thread(target=sgd.step, name=name)
+            thread.start()
+            thread.join()
         assert meter.stop() is usual
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ from host_parts import Learner
 from rose_compiler.base.errors import ConfigError, FactoryError, HostDied, HostTimeout, RuntimeFault
 from rose_compiler.runtime.hosts import arrays, parameters
 from rose_compiler.runtime.hosts.hosted import Hosted
-from rose_compiler.runtime.hosts.making import hosted
+from rose_compiler.runtime.hosts.making import Kind, hosted
 from rose_compiler.runtime.hosts.pending import Pending, begin
+from rose_compiler.runtime.hosts.places import Places
+from rose_compiler.runtime.hosts.process import ProcessHost
 from tests.awake import within
 
 
@@ -54,6 +58,37 @@ def test_values_come_back_as_they_were(learner: Hosted) -> None:
         assert got["n"][:4] == [None, 1.5, "x", np.float32(2)]
         assert got["n"][4].shape == (0, 3)
         assert np.array_equal(got["f"], value["f"])
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+def test_ctrl_c_on_any_line_of_a_call_leaves_both_sides_agreed(kind: Kind) -> None:
+    """Where one of them has new memory, or the number of a call, and the other has not, later
+    calls would read something else."""
+    parts = (Hosted._issue, Hosted._share, Places.grow, Places._new, ProcessHost.share)
+    codes = {part.__code__ for part in parts}
+    made, lines, size = hosted(Learner, host=kind), 0, 8
+
+    def each(frame: Any, event: str, _: Any) -> Any:
+        nonlocal lines
+        if frame.f_code not in codes:
+            return None
+        lines -= event == "line"
+        if not lines:
+            raise KeyboardInterrupt
+        return each
+
+    for line in range(1, 50):
+        size, lines = size + 4096, line
+        before = sys.gettrace()
+        sys.settrace(each)
+        try:
+            with suppress(KeyboardInterrupt):
+                made.echo(np.full(size, line, np.uint8))
+        finally:
+            sys.settrace(before)
+        for value in (np.arange(size).astype(np.uint8), np.arange(3)):
+            assert np.array_equal(made.echo(value), value), line
+    made.close()
 
 
 def test_neither_side_sees_what_the_other_does_to_an_array_later(learner: Hosted) -> None:

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 
+import rose_compiler
+from rose_compiler.api.specialize import Specialization
 from rose_compiler.base.errors import HostTimeout
 from rose_compiler.base.faultmap import FaultMap
 from rose_compiler.codegen import emit, load
@@ -347,6 +349,35 @@ def test_ctrl_c_as_a_run_ends_leaves_nothing_switched_on(monkeypatch: pytest.Mon
     assert not optimizer._optimizer_step_pre_hooks
     assert sys.getswitchinterval() == found
     runtime.close()
+
+
+def twice(x: int) -> int:
+    return 2 * x
+
+
+def test_ctrl_c_in_front_of_the_end_of_a_run_leaves_nothing_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may come as the function begins that lets all lanes come to rest."""
+    found, before = sys.getswitchinterval(), threads()
+    begun, optimizer = threading.Event(), torch.optim.Adam([torch.zeros(2, requires_grad=True)])
+
+    def call(of: Any, arguments: Any, runtime: Runtime, eager: Any) -> Any:
+        runtime.fuse(optimizer)
+        tasks.append(runtime.lane("thread:0").submit(1, begun.wait, 0.2))
+        raise KeyboardInterrupt
+
+    tasks: list[Any] = []
+    monkeypatch.setattr(Specialization, "call", call)
+    fast = rose_compiler.compile(twice)
+    with pytest.raises(KeyboardInterrupt):
+        fast(1)
+    assert tasks[0].done
+    assert not optimizer._optimizer_step_pre_hooks
+    assert (sys.getswitchinterval(), threads()) == (found, before)
+    monkeypatch.undo()
+    assert fast(1) == 2
+    fast.close()
 
 
 @pytest.mark.parametrize("make", [remote.ComponentLane, lambda name: remote.HostLane(name, None)])

@@ -150,13 +150,19 @@ class Hosted:
         if version is None:
             version = self._version
         payload = self._numbers.payload(call, place, version)
-        if isinstance(self._host, ProcessHost):
-            ticket = self._host.submit_raw(payload, call.method)
-        else:
-            ticket = self._host.submit("raw", payload)
-            ticket.what = call.method
-        pending = Pending(self, ticket, place, version, held, call)
-        self._places[place] = pending
+        ticket: Ticket | None = None
+        try:
+            if isinstance(self._host, ProcessHost):
+                ticket = self._host.submit_raw(payload, call.method)
+            else:
+                ticket = self._host.submit("raw", payload)
+                ticket.what = call.method
+            self._numbers.sent(call)
+            pending = self._places[place] = Pending(self, ticket, place, version, held, call)
+        except BaseException:
+            if ticket is not None:  # Ctrl-C: it runs all the same, and its place is taken
+                self._places[place] = Pending(self, ticket, place, version, held, call)
+            raise
         return pending
 
     def _answer(self, of: Pending, ticket: Ticket, place: int, timeout: float | None) -> Any:

@@ -23,13 +23,20 @@ class Numbering:
 
     def payload(self, call: Call, place: int, version: int) -> bytes:
         """What is sent for a call whose arrays lie in ``place``, to run with a version of the
-        parameters. It must be sent: calls like this one count on it."""
+        parameters. Who has sent it says so by :meth:`sent`."""
         number = self._known.get(call)
         how, rest = served.KNOWN, b""
         if number is None:
             number = len(self._known)
             how, rest = served.ONCE, pickle.dumps((call.method, call.blob, call.layouts))
-            if number < _KEPT and len(call.blob) <= _LONGEST:
+            if self._keeps(call):
                 how = served.FULL
-                self._known[call] = number
         return served.CALL.pack(number, place, how, phases.wanted(), version) + rest
+
+    def sent(self, call: Call) -> None:
+        """The worker has the description of this call, or will have it before any that follows."""
+        if call not in self._known and self._keeps(call):
+            self._known[call] = len(self._known)
+
+    def _keeps(self, call: Call) -> bool:
+        return len(self._known) < _KEPT and len(call.blob) <= _LONGEST

@@ -42,10 +42,13 @@ class Places:
     def grow(self, layouts: Sequence[arrays.Layout]) -> None:
         """Make that room. Nobody may be using the memory that this replaces."""
         wanted = arrays.room(slots.split(layouts, bool(self.by_handle))[0])
+        # none for the time being: after Ctrl-C the other side may have the new memory already
         if wanted > self.arguments[1]:
-            self.arguments = self._new("arguments", wanted, *self.arguments)
+            old, self.arguments = self.arguments, (None, 0)
+            self.arguments = self._new("arguments", wanted, *old)
         if self._wanted > self.results[1]:
-            self.results = self._new("results", self._wanted, *self.results)
+            old, self.results = self.results, (None, 0)
+            self.results = self._new("results", self._wanted, *old)
 
     def pin(self) -> None:
         """Have the host's memory pinned, since tensors of a device are copied there and back."""
