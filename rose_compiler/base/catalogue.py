@@ -69,7 +69,7 @@ _register_all(
             "define it outside and call it",
         ),
         "capture-lambda": (
-            "`lambda` inside the compiled function",
+            "`lambda` that may be kept inside the compiled function",
             "define a named function outside and pass it",
         ),
         "capture-global": (

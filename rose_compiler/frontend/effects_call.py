@@ -65,11 +65,22 @@ def call(walker: Walker, node: ast.Call) -> Val:
         else:
             starred = True
             keywords["**"] = inner
+    _lambdas(walker, node, [*positional, *keywords.values()])
     if target is not NOT_STATIC:
         return static_call(walker, node, name, target, receiver, positional, keywords, starred)
     if isinstance(node.func, ast.Attribute):
         return method_call(walker, node, name, receiver, positional, keywords, starred)
     return walker.unknown(f"`{name}`", node)
+
+
+def _lambdas(walker: Walker, node: ast.Call, given: list[Val]) -> None:
+    """A lambda among the arguments may write what it is called with, and what it reads."""
+    arguments = (*node.args, *(k.value for k in node.keywords))
+    for found in (a for a in arguments if isinstance(a, ast.Lambda)):
+        read = [walker.expr(ast.Name(n, ast.Load())) for n in sorted(liveness.reads(found))]
+        for value in (*given, *read):
+            if not is_immutable(value):
+                walker.write_inside(value)
 
 
 def _positional(walker: Walker, node: ast.Call) -> tuple[list[Val], bool]:

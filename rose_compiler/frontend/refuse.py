@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import datetime
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable
@@ -39,6 +40,11 @@ _CLOCKS = {
 }
 _FRAMES = (locals, sys._getframe, inspect.currentframe, inspect.stack)
 
+#: What calls a function that it is handed before it returns, and what takes all items of an
+#: iterator that calls one.
+_CALLING = (max, min, sorted, functools.reduce)
+_TAKING = (list, tuple, set, dict, sum, max, min, sorted, any, all)
+
 Resolve = Callable[[ast.expr], Any]
 
 
@@ -65,6 +71,16 @@ class _Checker(ast.NodeVisitor):
         self.loops: list[ast.For | ast.While] = []
         self.timed = self._timed_names()
         self.kept = {id(node): rebound for node, rebound in _kept(source.node)}
+        #: variables of the function, and the lambdas that are called while their statement runs
+        self.variables = set(liveness.assigned(source.node.body)) | {
+            a.arg for a in ast.walk(source.node.args) if isinstance(a, ast.arg)
+        }
+        self.called_at_once = {
+            id(found)
+            for call in ast.walk(source.node)
+            if isinstance(call, ast.Call)
+            for found in self._called_by(call)
+        }
 
     def run(self) -> None:
         for statement in self.source.node.body:
@@ -86,7 +102,16 @@ class _Checker(ast.NodeVisitor):
         raise fail(code, what, where=self.source.where(node))
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
-        self.refuse("capture-lambda", "`lambda` in a compiled function", node)
+        """One that is called while its statement runs is part of that statement; so may be one that
+        takes no variable of the function, which then is as good as one defined outside."""
+        odd = ast.NamedExpr | ast.Yield | ast.YieldFrom | ast.Await
+        if any(isinstance(part, odd) for part in ast.walk(node)):
+            self.refuse("capture-lambda", "a `lambda` that binds or yields in", node)
+        taken = liveness.reads(node) & self.variables
+        if taken and id(node) not in self.called_at_once:
+            what = f"a `lambda` that may be kept, and reads `{min(taken)}` when it is called,"
+            self.refuse("capture-lambda", f"{what} in a compiled function", node)
+        self.generic_visit(node)
 
     def visit_GeneratorExp(self, node: ast.GeneratorExp) -> None:
         if names := _seen_later(node) & self.kept.get(id(node), set()):
@@ -123,6 +148,21 @@ class _Checker(ast.NodeVisitor):
 
     def visit_TryStar(self, node: ast.TryStar) -> None:
         self.visit_Try(node)
+
+    def _called_by(self, call: ast.Call) -> list[ast.expr]:
+        """The lambdas that a call calls before it returns."""
+        target = self.resolve(call.func)
+        given = [*call.args, *(k.value for k in call.keywords)]
+        found: list[ast.expr] = []
+        if any(target is f for f in _TAKING):  # all items, of an iterator too
+            for value in given:
+                if isinstance(value, ast.Call) and self.resolve(value.func) in (map, filter):
+                    found += value.args[:1]
+        sorts = isinstance(call.func, ast.Attribute) and call.func.attr == "sort"
+        maps = _in_modules(target, ("torch.utils._pytree",))
+        if sorts or maps or any(target is f for f in _CALLING):
+            found += given
+        return [value for value in found if isinstance(value, ast.Lambda)]
 
     # -- calls ---------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from rose_compiler.frontend.capture import capture
@@ -42,6 +44,24 @@ def test_bound_method(kind):
     found = capture(other.run, (4,), {})
     assert interp.run(found.program, {"n": 4}) == expected
     assert vars(eager) == vars(other)
+
+
+def calls_lambdas(rows, low):
+    """Each is called while its statement runs; some write what they read or are handed."""
+    every, most = [], []
+    for k in range(3):
+        best = max(rows, key=lambda r: r[0] * k + low)
+        list(map(lambda r: every.append((k, r[0])), rows))  # noqa: C417 (as users write it)
+        most.append((best[0], len(every), sorted(rows, key=lambda r: -r.pop())[0][0]))
+        rows.sort(key=lambda r: -r[-1])
+        total = functools.reduce(lambda a, b: a + b[0] * k, rows, 0)
+        count = len(every)
+        most.append((total, count))
+    return every, most, rows, (lambda x: x + 1)(low)
+
+
+def test_lambdas_called_at_once():
+    assert_same(calls_lambdas, lambda: ([[3, 1, 4, 1, 5], [2, 7, 1, 8, 2], [9, 2, 6, 5, 3]], 2))
 
 
 def test_closure():

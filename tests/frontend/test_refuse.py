@@ -165,8 +165,16 @@ def nested_class(x):
     return Inner
 
 
-def has_lambda(xs):
-    return sorted(xs, key=lambda x: -x)  # here
+def keeps_lambda(xs):
+    kept = []
+    for k in range(2):
+        kept.append(lambda x: x * k)  # here  # noqa: B023
+    return kept
+
+
+def hands_out_a_lambda(xs):
+    found = map(lambda x: xs.append(x), [1])  # here  # noqa: C417
+    return list(found)
 
 
 def keeps_generators(rows):
@@ -279,7 +287,8 @@ CASES = {
     "swapped policy": (swaps_policy, (modules(), 2), "capture-rebind-component"),
     "def": (nested_def, (1,), "capture-nested-def"),
     "class inside": (nested_class, (1,), "capture-nested-def"),
-    "lambda inside": (has_lambda, ([1],), "capture-lambda"),
+    "kept lambda": (keeps_lambda, ([1],), "capture-lambda"),
+    "lambda of an iterator": (hands_out_a_lambda, ([1],), "capture-lambda"),
     "kept generator": (keeps_generators, ([1],), "capture-lambda"),
     "generator of a loop": (loops_over_a_generator, ([1],), "capture-lambda"),
     "global": (has_global, (1,), "capture-global"),
