@@ -133,8 +133,8 @@ class Makes(Generic[M]):
             return found[0]
         for make in found:
             if fits(make, args):
-                found.remove(make)
-                found.insert(0, make)
+                # a new list: functions of other threads may be looking through this one
+                self.found = [make, *(other for other in found if other is not make)]
                 return make
         known = (torch.get_num_threads(), *map(known_of, args))
         if known in self._refused or len(found) + len(self._refused) >= MAX_MAKES:
@@ -143,17 +143,19 @@ class Makes(Generic[M]):
             return None  # a number that counts trips would have every trip compiled
         started = time.perf_counter()
         why = ""
+        made: M | None = None
         try:
-            found.insert(0, self.compiler(self.forward, args, self.form))
+            made = self.compiler(self.forward, args, self.form)
+            self.found = [made, *self.found]
         except Exception as error:
             # whatever keeps it from being compiled, torch's own operations do the same
             self._refused.append(known)
             said = str(error).strip().split("\n")[0]
             why = said if isinstance(error, Refused) else f"{type(error).__name__}: {said}"
-        gain = "" if why else found[0].gain
+        gain = "" if made is None else made.gain
         seconds = time.perf_counter() - started
         tell(Note(name_of(self.forward), seconds, why, self.form.kind, gain))
-        return None if why else found[0]
+        return made
 
 
 def fits(make: Fitting, args: Sequence[Any]) -> bool:

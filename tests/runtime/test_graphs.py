@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,6 +92,32 @@ def test_results_are_those_of_torch(uncompiled: Any, notes: Any, function: Any) 
             assert not a.requires_grad
     assert len(uncompiled) == 2, "one for each number of rows"
     assert [n.why for n in notes] == ["", ""]
+
+
+def test_what_another_thread_compiles_or_uses_meanwhile_is_not_taken() -> None:
+    """Functions of several threads share what one loss or graph is compiled to."""
+
+    def compiler(_: Any, args: tuple[Any, ...], __: Any) -> Any:
+        return SimpleNamespace(known=args, threads=torch.get_num_threads(), gain="")
+
+    def fits(make: Any, args: tuple[Any, ...]) -> bool:
+        looking = make.known == args
+        if looking and other:
+            makes.get(other.pop(), lambda _: None)
+        return looking
+
+    makes: Any = inductor.Makes(forward, compiler, inductor.INDUCTOR)
+    other: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inductor, "_shapes", lambda known: known)
+        patch.setattr(inductor, "fits", fits)
+        assert makes.get((1,), lambda _: makes.get((2,), lambda _: None)).known == (1,)
+        makes.get((2,), lambda _: None)
+        other.append((1,))
+        assert makes.get((1,), lambda _: None).known == (1,)
+        other.append((2,))
+        assert makes.get((1,), lambda _: None).known == (1,)
+    assert sorted(make.known for make in makes.found) == [(1,), (2,)]
 
 
 def test_results_are_new_memory_each_time(uncompiled: Any, notes: Any) -> None:
