@@ -9,7 +9,6 @@ then raises what it always raised.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from rose_compiler.base.latest import latest
 from rose_compiler.runtime.cuda_graphs import Replays, replays_of
+from rose_compiler.runtime.freed import gone_through, leaf
 from rose_compiler.runtime.inductor import (
     INDUCTOR,
     LEEWAY,
@@ -123,7 +123,7 @@ class Gradients:
             results = list(results)
         for k in recorded:
             if name := make.names[k]:
-                results[k] = _gone_through(name).apply(results[k].detach(), _leaf())
+                results[k] = gone_through(name).apply(results[k].detach(), leaf())
         return tuple(results) if len(results) > 1 else results[0] if results else None
 
     def _makes(self, without: tuple[int, ...]) -> Makes[Make]:
@@ -196,37 +196,6 @@ def _taken(make: Make, args: tuple[Any, ...], made: Sequence[Tensor]) -> Sequenc
     for leaf, gradient in again:
         leaf.grad.add_(gradient)  # type: ignore[union-attr]  # it has one by now
     return [value.clone() for value in made[1:first]]
-
-
-class _Freed(torch.autograd.Function):
-    """A graph that has been gone backward through."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, leaf: Tensor) -> Tensor:
-        ctx.mark_dirty(value)  # what is returned is no view, and may be written in place
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        raise RuntimeError(
-            "Trying to backward through the graph a second time (or directly access saved tensors "
-            "after they have already been freed). Saved intermediate values of the graph are freed "
-            "when you call .backward() or autograd.grad(). Specify retain_graph=True if you need "
-            "to backward through the graph a second time or if you need to access saved tensors "
-            "after calling backward."
-        )
-
-
-@functools.cache
-def _gone_through(name: str) -> Any:
-    """The same, under the name of the node of the graph that it stands for: tensors print it."""
-    made: Any = type("_Freed", (_Freed,), {})
-    made._backward_cls.__name__ = name
-    return made
-
-
-def _leaf() -> Tensor:
-    return torch.empty(0, requires_grad=True)
 
 
 def _names(forward: Forward, args: tuple[Any, ...], wanted: tuple[int, ...]) -> tuple[str, ...]:
