@@ -119,13 +119,15 @@ def test_memory_is_shared_once_for_calls_alike(process: Hosted) -> None:
 
 
 def test_values_that_grow_with_every_call_leave_no_memory_behind(process: Hosted) -> None:
-    for k in range(1, 60):
-        found = process.echo(np.full(2000 * k, float(k)))
-        assert found.shape == (2000 * k,)
-        assert (found == k).all()
-    status = os.fstat(process._host._child.memory)
+    with hosted(Learner) as made:  # that has no memory yet
+        for k in range(1, 60):
+            found = made.echo(np.full(2000 * k, float(k)))
+            assert found.shape == (2000 * k,)
+            assert (found == k).all()
+        status = os.fstat(made._host._child.memory)
     # two places each for arguments and results, half as large again as they have to be
     assert 512 * status.st_blocks <= 4 * 1.5 * found.nbytes + (1 << 20)
+    assert status.st_size <= 3 * 4 * 1.5 * found.nbytes, "made anew for each of the calls"
     for k in range(3):  # kept on neither side
         process.echo([k, "x" * 5000])
     assert max(len(call.blob) for call in process._numbers._known) < 5000
