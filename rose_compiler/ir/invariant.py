@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.fx as fx
 
+from rose_compiler.base.ancestors import ancestors
 from rose_compiler.ir import facts
 from rose_compiler.ir.checks import is_check
 from rose_compiler.ir.program import output_node, placeholders
@@ -76,11 +77,11 @@ def cut(gm: fx.GraphModule, fixed: Collection[str], *, raising: bool = True) -> 
         return None  # the order of writes is fixed
     kept = [n for n in nodes if _stays(n) or (not raising and may_raise(n))]
     handed = {n for n in _same(nodes, fixed, kept) if not is_light(n)} - _shared(gm)
-    rest = _needed([*output_node(gm.graph).all_input_nodes, *kept], handed)
+    rest = ancestors([*output_node(gm.graph).all_input_nodes, *kept], handed)
     passed = [n for n in nodes if n in handed and n in rest]
     if not passed:
         return None
-    first = _needed(passed, ())
+    first = ancestors(passed, ())
     own = [n for n in nodes if n in first and n.op != "placeholder"]
     fixed_gm, fixed_inputs = subgraph(gm, own, passed)
     rest_gm, rest_inputs = _rest(gm, rest, passed)
@@ -143,18 +144,6 @@ def _same(
         if same:
             known.add(node)
     return {n for n in known if n.op.startswith("call_")}
-
-
-def _needed(of: Iterable[fx.Node], ends: Collection[fx.Node]) -> set[fx.Node]:
-    """Nodes and what they are made of; what ``ends`` are made of is left out."""
-    found: set[fx.Node] = set()
-    todo = list(of)
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo += () if node in ends else node.all_input_nodes
-    return found
 
 
 def _shared(gm: fx.GraphModule) -> set[fx.Node]:

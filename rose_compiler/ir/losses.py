@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.fx as fx
 
+from rose_compiler.base.ancestors import ancestors
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir import facts
 from rose_compiler.ir.deps import TOGETHER, Dependences, title
@@ -260,18 +261,6 @@ def _leave(node: fx.Node, body: fx.GraphModule, reached: set[fx.Node]) -> None:
             reached.update(u for u in node.users if is_item(u) and u.args[1] == position)
 
 
-def ancestors(node: fx.Node) -> set[fx.Node]:
-    """The node itself, and all that it is computed from in its graph."""
-    seen: set[fx.Node] = set()
-    stack = [node]
-    while stack:
-        at = stack.pop()
-        if at not in seen:
-            seen.add(at)
-            stack += at.all_input_nodes
-    return seen
-
-
 def in_front_of_the_loss(loss: Loss, position: int) -> bool:
     """Whether a result is something the loss is computed from, so that going backward from the loss
     frees its graph."""
@@ -279,7 +268,7 @@ def in_front_of_the_loss(loss: Loss, position: int) -> bool:
     results = output_node(loss.op.body.graph).args[0]
     assert isinstance(results, tuple | list)
     loss_itself, result = results[0], results[position + 1]
-    return isinstance(loss_itself, fx.Node) and result in ancestors(loss_itself)
+    return isinstance(loss_itself, fx.Node) and result in ancestors([loss_itself])
 
 
 def with_backward(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from rose_compiler.base.ancestors import ancestors
 from rose_compiler.base.remarks import Blocker
 from rose_compiler.ir.program import output_node, placeholders
 
@@ -62,7 +63,7 @@ def split_outputs(
     kept = set(pinned)
     wanted = [outputs[i] for i in sorted(set(early))]
     wanted += [n for n in gm.graph.nodes if n.name in kept or draws_random(n)]
-    first = _ancestors(wanted)
+    first = ancestors(wanted)
     calls = [n for n in gm.graph.nodes if n.op.startswith("call_")]
     rest = [n for n in calls if n not in first]
     late_positions = tuple(i for i in range(len(outputs)) if i not in set(early))
@@ -145,17 +146,6 @@ def _random_name(name: str) -> bool:
     return any(
         torch.Tag.nondeterministic_seeded in getattr(packet, o).tags for o in packet.overloads()
     )
-
-
-def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    queue = list(nodes)
-    while queue:
-        node = queue.pop()
-        if node not in found:
-            found.add(node)
-            queue += node.all_input_nodes
-    return found
 
 
 #: calls that only make another view of an operand

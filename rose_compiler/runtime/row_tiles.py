@@ -9,13 +9,14 @@ rows; a wrong one only ends it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from rose_compiler.base.ancestors import ancestors
 from rose_compiler.runtime.row_places import (
     Coupled,
     Front,
@@ -126,18 +127,6 @@ def _picked_from(node: fx.Node) -> bool:
         elif user.target is aten.index.Tensor and user.args[0] is node:
             return True
     return False
-
-
-def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """Values, and all that they are computed from."""
-    found: set[fx.Node] = set()
-    todo = list(nodes)
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo.extend(node.all_input_nodes)
-    return found
 
 
 def _proved(found: Tiling) -> Tiling:
