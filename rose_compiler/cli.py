@@ -28,7 +28,7 @@ import rose_compiler
 from rose_compiler.base import knobs as settings
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import CATALOGUE, RoseError, nearest
-from rose_compiler.base.remarks import BLOCKER_CODES
+from rose_compiler.base.remarks import BLOCKER_CODES, NOTE_CODES
 from rose_compiler.ir.parse import parse
 from rose_compiler.ir.program import is_call, op_of
 from rose_compiler.ir.verify import verify
@@ -94,12 +94,12 @@ def explain(
 ) -> None:
     """Say what an error or a remark code means, and what to do."""
     code = code.strip().strip("[]")
-    text = _error_page(code) or _remark_page(code)
+    text = _error_page(code) or _remark_page(code) or _note_page(code)
     if text is None:
         _load_everything()
         text = _error_page(code)
     if text is None:
-        _err(f"there is no code {code!r}{nearest(code, (*CATALOGUE, *BLOCKER_CODES))}")
+        _err(f"there is no code {code!r}{nearest(code, (*CATALOGUE, *BLOCKER_CODES, *NOTE_CODES))}")
         raise typer.Exit(1)
     _out().print(Markdown(text))
 
@@ -126,6 +126,11 @@ def _remark_page(code: str) -> str | None:
         return None
     own = f"({entry.verdict}) {entry.description}."
     return f"# {code}\n\n{_section('remarks.md', code) or own}"
+
+
+def _note_page(code: str) -> str | None:
+    said = NOTE_CODES.get(code)
+    return None if said is None else f"# {code}\n\n(note) {said[0].upper()}{said[1:]}."
 
 
 def _section(page: str, code: str) -> str | None:

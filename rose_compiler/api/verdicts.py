@@ -145,7 +145,9 @@ def _inductor(note: Note) -> Remark:
     if note.why:
         what = "as a CUDA graph, " if note.kind == "cuda-graph" else ""
         why = f"{note.name}, {what}{note.seconds:.1f} s: {note.why}"
-        code = "probe-values-differ" if "differs" in note.why else "not-available"
+        code = "not-available"
+        if "differ" in note.why:
+            code = "probe-bits-differ" if "bits differ" in note.why else "probe-values-differ"
         return Remark("missed", "fuse", (), code, why)
     why = f"{note.name} {_HOW[note.kind]} in {note.seconds:.1f} s" + (
         f": {note.gain}" if note.gain else ""

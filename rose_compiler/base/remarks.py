@@ -30,6 +30,31 @@ class BlockerCode(NamedTuple):
     description: str
 
 
+#: What notes, and what was done beyond a pass of that name, are about.
+NOTE_CODES: dict[str, str] = {
+    "cuda-graph": "something compiled is captured and replayed as a CUDA graph",
+    "decision-cache": "a schedule kept for later runs could not be read or written, or was deleted",
+    "few-points": "a plan of quotas rests on fewer measured points of a lane than three",
+    "inductor": "a loss or a graph is compiled by Inductor",
+    "interval": "the time of a trip of a pipelined loop, and what sets it",
+    "lost": "a shard of a simulator was lost",
+    "moved": "a component was moved under other quotas",
+    "native-scan": "a recurrence is run by a kernel in C",
+    "observed-effect": "an operation reads or writes what it did not declare, or what was not seen",
+    "other-program": "a file that was to run in place of the emitted code is no copy of it",
+    "over-limit": "the loop as written needs more memory than is allowed; it runs all the same",
+    "re-captured": "the function was captured anew, and what had changed",
+    "replanned": "quotas were planned anew, since times have changed",
+    "revived": "a host was started again and brought to where the lost one was",
+    "script": "a loss or a graph is one call of TorchScript",
+    "sm-quotas": "the SMs that streams are given",
+    "spared": "what is done once for many trips, and what that spares",
+    "tiles": "a loss is computed in tiles of its minibatch's rows",
+    "tune": "the schedule that was kept, with its times and those predicted",
+    "turns": "this process has no quota on the GPU, and takes turns with those that have",
+    "unchecked": "a part that the checking mode can't compare",
+}
+
 #: Every reason not to do a rewrite. Closed: a pass that needs another adds it here and to the docs.
 BLOCKER_CODES: dict[str, BlockerCode] = {
     # illegal: the dependences or the promised results forbid it

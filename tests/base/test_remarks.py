@@ -8,7 +8,14 @@ from typing import get_args
 import pytest
 
 from rose_compiler.base.errors import SourceLocation
-from rose_compiler.base.remarks import BLOCKER_CODES, Blocker, Remark, RemarkLog, Verdict
+from rose_compiler.base.remarks import (
+    BLOCKER_CODES,
+    NOTE_CODES,
+    Blocker,
+    Remark,
+    RemarkLog,
+    Verdict,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs" / "remarks.md"
@@ -128,3 +135,17 @@ def test_every_blocker_in_the_package_has_a_code_of_the_set() -> None:
             ):
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {code.value}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_code_of_a_note_in_the_package_is_of_the_set() -> None:
+    found = set()
+    for path in sorted((ROOT / "rose_compiler").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Remark":
+                kind, code = (node.args[k] if len(node.args) > k else None for k in (0, 3))
+                if isinstance(kind, ast.Constant) and isinstance(code, ast.Constant):
+                    found |= {code.value} if kind.value != "missed" else set()
+    assert "few-points" in found
+    assert found <= set(NOTE_CODES)
+    rows = re.findall(r"^\| `(\S+)` \|", DOCS.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert rows == list(NOTE_CODES)

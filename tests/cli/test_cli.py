@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from rose_compiler.base.decision import Decision
 from rose_compiler.base.errors import CATALOGUE
 from rose_compiler.base.knobs import KNOBS
-from rose_compiler.base.remarks import BLOCKER_CODES
+from rose_compiler.base.remarks import BLOCKER_CODES, NOTE_CODES
 from rose_compiler.cli import app
 from rose_compiler.ir.dump import dump
 from rose_compiler.ir.parse import parse
@@ -87,6 +87,11 @@ def test_every_remark_code_is_explained(code: str) -> None:
     text = words(run("explain", code))
     assert code in text
     assert BLOCKER_CODES[code].verdict in text
+
+
+def test_codes_of_notes_are_explained() -> None:
+    for code, said in NOTE_CODES.items():
+        assert words(said).lower() in words(run("explain", code)).lower()
 
 
 def test_an_explanation_has_the_section_of_the_docs() -> None:
