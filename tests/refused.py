@@ -87,7 +87,7 @@ def defines_a_function(net: Any, x: Any) -> Any:
 
 
 def has_a_lambda(net: Any, x: Any) -> Any:
-    return sorted(net(x), key=lambda y: -y.sum())  # here
+    return map(lambda y: y - x, net(x))  # here  # noqa: C417
 
 
 COUNT = 0
