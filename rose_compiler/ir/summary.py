@@ -36,6 +36,8 @@ _PLAIN_ITERABLES = frozenset(
         *("ModuleList", "ModuleDict", "Sequential", "ParameterList"),
     )
 )
+#: Kinds of values that nothing changes in place. None is not one: it often stands for what comes.
+_CONSTANT = frozenset(("scalar",))
 _MAX_NESTING = 10  # of containers in containers
 _UNKNOWN = (Effect(False, EVERYTHING), Effect(True, EVERYTHING))
 
@@ -81,7 +83,8 @@ class Summary(Scope):
             elif node.target not in PURE_OPERATORS:
                 yield from _UNKNOWN
             # an operator reads what it is given; an operation says which states it reads
-            yield from self._reads(node.all_input_nodes, states=not is_call(node))
+            if not (is_call(node) and _unknown(node)):  # which has said that it reads everything
+                yield from self._reads(node.all_input_nodes, states=not is_call(node))
 
     def _reads(self, values: Iterable[fx.Node], *, states: bool = False) -> Iterator[Effect]:
         for value in values:
@@ -107,7 +110,7 @@ class Summary(Scope):
     def _declared(self, node: fx.Node) -> Iterator[Effect]:
         op = program.op_of(node)
         signature = op.signature
-        if signature.reads is None or signature.writes is None:
+        if _unknown(node):
             yield from _UNKNOWN
         args = dict(zip(signature.params, node.args, strict=False))
         indices: dict[str, sym.Linear | None] = {}
@@ -256,7 +259,8 @@ class Summary(Scope):
         return self._private[graph]
 
     def retained(self, graph: fx.Graph) -> frozenset[str]:
-        """The mutable locals that a call with unknown effects in or below a body was handed."""
+        """The mutable locals that a call with unknown effects in or below a body was handed, or
+        made."""
         if graph not in self._retained:
             kept: set[str] = set()
             for node in graph.nodes:
@@ -265,11 +269,9 @@ class Summary(Scope):
                 elif is_call(node, BRANCH):
                     kept |= self.retained(BranchView(node).then.graph)
                     kept |= self.retained(BranchView(node).orelse.graph)
-                elif is_call(node) and node.all_input_nodes:
-                    signature = program.op_of(node).signature
-                    if signature.reads is None or signature.writes is None:
-                        for used in node.all_input_nodes:
-                            kept |= {root_of(name) for name in self._names(used)}
+                elif is_call(node) and _unknown(node):
+                    for used in (node, *node.all_input_nodes):
+                        kept |= {root_of(name) for name in self._names(used)}
             self._retained[graph] = frozenset(kept)
         return self._retained[graph]
 
@@ -286,16 +288,39 @@ class Summary(Scope):
         """Find the values that some operation writes in place: their readers then count as such."""
         written: set[str] = set()
         for node in [n for graph in self.owner for n in graph.nodes if is_call(n)]:
-            signature = program.op_of(node).signature
-            args = dict(zip(signature.params, node.args, strict=False))
-            for text in signature.writes or ():
-                for value in nodes_in(args.get(parse_entry(text).root)):
-                    if self.state(value) or self.aliases(value):
-                        continue
-                    for definer in self.definers(value):
-                        written.add(name := f"%{definer.name}")
-                        self._born.setdefault(name, set()).add(definer.graph)
+            for definer in self._may_write(node):
+                written.add(name := f"%{definer.name}")
+                self._born.setdefault(name, set()).add(definer.graph)
         self._written = frozenset(written)
+
+    def _may_write(self, node: fx.Node) -> Iterator[fx.Node]:
+        """Where the values are made that an operation may change in place. One of which nothing is
+        known may keep what it is handed and what it makes: any such one may change that then."""
+        signature = program.op_of(node).signature
+        args = dict(zip(signature.params, node.args, strict=False))
+        for text in signature.writes or ():
+            yield from self._made(nodes_in(args.get(parse_entry(text).root)))
+        if _unknown(node):
+            for definer in self._made((node, *node.all_input_nodes)):
+                if not self._constant(definer):
+                    yield definer
+
+    def _made(self, values: Iterable[fx.Node]) -> Iterator[fx.Node]:
+        for value in values:
+            if not (self.state(value) or self.aliases(value)):
+                yield from self.definers(value)
+
+    def _constant(self, node: fx.Node) -> bool:
+        """Whether what a node makes is a number or text."""
+        owner = self.owner.get(node.graph)
+        if node.op == "placeholder" and owner is not None and is_call(owner, LOOP):
+            loop = LoopView(owner)
+            if loop.facts.kind == "range" and loop.index is node:
+                return True
+        spec = facts.get(node).spec
+        if spec is not None and spec.kind == "tuple":
+            return all(s.kind in _CONSTANT for s in spec.items)
+        return spec is not None and spec.kind in _CONSTANT
 
     def _find_kept(self) -> None:
         """Find what containers keep references to: memory that somebody may still write."""
@@ -319,6 +344,12 @@ class Summary(Scope):
             for name, inner in more.items():
                 found[name].update(dict.fromkeys(sorted(inner)))
         self._kept = {name: tuple(held) for name, held in found.items() if held}
+
+
+def _unknown(node: fx.Node) -> bool:
+    """Whether an operation may read and write anything."""
+    signature = program.op_of(node).signature
+    return signature.reads is None or signature.writes is None
 
 
 def _eliminate(effect: Effect, symbol: sympy.Symbol | None) -> Effect:

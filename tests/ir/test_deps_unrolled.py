@@ -114,6 +114,29 @@ def below(a: str, b: str) -> bool:
     return a == b or b.startswith(a + ".")
 
 
+def definers(body: Body, use: int) -> set[int]:
+    """The operations whose results a value may be; -1 is the one that the carried ones begin as."""
+    found: set[int] = set()
+    seen: set[int] = set()
+    stack = [use]
+    while stack:
+        at = stack.pop()
+        if at >= 0:
+            found.add(at)
+        elif at not in seen:
+            seen.add(at)
+            found.add(-1)
+            stack.append(body.nexts[-at - 1])
+    return found
+
+
+def handed_on_to_unknown(body: Body) -> set[int]:
+    """What an unknown operation made, or was handed, which any of them may change from then on."""
+    unknown = [(n, op) for n, op in enumerate(body.ops) if any(a[1] == "*" for a in op.accesses)]
+    made = {n for n, op in unknown if not op.alloc}
+    return made.union(*(definers(body, k) for _, op in unknown for k in op.uses))
+
+
 def unrolled(body: Body) -> Iterator[tuple[int, int, int, int, str]]:
     """``(operation, trip, later operation, its trip, kind)`` of all pairs that must keep order."""
     retained = {
@@ -123,6 +146,8 @@ def unrolled(body: Body) -> Iterator[tuple[int, int, int, int, str]]:
         for _, state, _ in op.accesses
         if state.startswith("%")
     }
+    retained |= {n for n, op in enumerate(body.ops) if any(a[1] == "*" for a in op.accesses)}
+    changed = handed_on_to_unknown(body)
     run: list[tuple[int, int, list[tuple[bool, object, object]], set[tuple[int, int]]]] = []
     carried: list[tuple[int, int] | None] = [None, None]
     for trip, t in enumerate(body.values()):
@@ -138,6 +163,9 @@ def unrolled(body: Body) -> Iterator[tuple[int, int, int, int, str]]:
                 else:
                     place = None if index is None else (body.factor * t + index[0], index[1])
                     touched.append((write, state, place))
+            if not any(state == "*" for _, state, _ in op.accesses):
+                read = set().union(*(definers(body, k) for k in op.uses)) & changed
+                touched += [(False, (f"value {definer}", None), None) for definer in read]
             makers = {carried[-k - 1] if k < 0 else (k, trip) for k in op.uses}
             for _, state, _ in op.accesses:
                 if state.startswith("%"):
