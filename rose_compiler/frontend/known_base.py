@@ -5,6 +5,7 @@ See :mod:`rose_compiler.frontend.known` for what places are and how the tables a
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -64,6 +65,11 @@ class CallShape:
         known = [*self.positional, *self.keywords.values()]
         return tuple(p for p, t in zip(self.args(), known, strict=True) if not is_scalar_type(t))
 
+    def type_of(self, place: str) -> type | None:
+        """The type of the argument at a place."""
+        known = [*self.positional, *self.keywords.values()]
+        return dict(zip(self.args(), known, strict=True))[place]
+
     def given(self, position: int, name: str) -> str | None:
         """The place of an argument passed by position or by name; ``None`` if it isn't passed."""
         if position < len(self.positional):
@@ -82,7 +88,26 @@ def split_place(place: str) -> tuple[str, str]:
 
 
 PURE = KnownEffects()
+HOST_READ = KnownEffects(reads=("host",))
+HOST_WRITE = KnownEffects(reads=("host",), writes=("host",))
 DRAW = KnownEffects(reads=("rng:torch",), writes=("rng:torch",), kind="draw")
+
+
+def through_file(position: int, name: str, effects: KnownEffects) -> Rule:
+    """The rule of what reads or writes a file: one that is open, and may lie in memory, has another
+    content or position then. What is named by text or a path belongs to the host alone."""
+    return lambda call: with_file(effects, call, call.given(position, name))
+
+
+def with_file(effects: KnownEffects, call: CallShape, place: str | None) -> KnownEffects:
+    """``effects``, and those on the file at a place, if one is passed that may be open."""
+    found = None if place is None else call.type_of(place)
+    if place is None or (found is not None and issubclass(found, _NAMES_OF_FILES)):
+        return effects
+    return replace(effects, reads=(*effects.reads, place), writes=(*effects.writes, place))
+
+
+_NAMES_OF_FILES = (str, bytes, os.PathLike, type(None))
 
 
 def always(effects: KnownEffects) -> Rule:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from rose_compiler.frontend.known_base import (
+    HOST_READ,
+    HOST_WRITE,
     PURE,
     Answer,
     CallShape,
@@ -20,6 +22,7 @@ from rose_compiler.frontend.known_base import (
     register_callable_rule,
     register_method_rule,
     register_methods,
+    through_file,
     with_out,
 )
 
@@ -179,9 +182,10 @@ def register() -> None:
             function = getattr(module, name)
             if callable(function) and not isinstance(function, type):
                 register_callable(function, aliases_arguments)
-    for name in ("save", "savez", "savetxt", "savez_compressed"):
-        register_callable(getattr(np, name), KnownEffects(reads=("host",), writes=("host",)))
-    register_callable(np.load, KnownEffects(reads=("host",)))
+    for name in ("save", "savez", "savez_compressed"):
+        register_callable(getattr(np, name), through_file(0, "file", HOST_WRITE))
+    register_callable(np.savetxt, through_file(0, "fname", HOST_WRITE))
+    register_callable(np.load, through_file(0, "file", HOST_READ))
     register_methods(
         np.ndarray, _ARRAY_FRESH, lambda call: with_out(KnownEffects(reads=("self",)), call)
     )

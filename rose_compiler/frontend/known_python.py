@@ -33,6 +33,7 @@ from rose_compiler.frontend.known_base import (
     register_callable_rule,
     register_method_rule,
     register_methods,
+    with_file,
 )
 
 HOST_WRITE = KnownEffects(reads=("host",), writes=("host",), kind="log")
@@ -97,7 +98,8 @@ def _print(call: CallShape) -> Answer:
     # a type that is not known is converted to text, which is taken to do nothing else
     if not all(t is None or is_plain(t) for t in (*call.positional, *call.keywords.values())):
         return None
-    return replace(HOST_WRITE, host_read=_reads_tensor(call))
+    effects = replace(HOST_WRITE, host_read=_reads_tensor(call))
+    return with_file(effects, call, "kw_file" if "file" in call.keywords else None)
 
 
 def _register_builtins() -> None:

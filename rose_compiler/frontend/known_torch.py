@@ -19,6 +19,8 @@ from torch.overrides import get_overridable_functions
 
 from rose_compiler.frontend.known_base import (
     DRAW,
+    HOST_READ,
+    HOST_WRITE,
     PURE,
     Answer,
     CallShape,
@@ -27,11 +29,10 @@ from rose_compiler.frontend.known_base import (
     aliases_arguments,
     register_callable,
     register_method_rule,
+    through_file,
     with_out,
 )
 
-HOST_READ = KnownEffects(reads=("host",))
-HOST_WRITE = KnownEffects(reads=("host",), writes=("host",))
 RNG_WRITE = KnownEffects(writes=("rng:torch",))
 
 # Not in the overridable functions, pure all the same.
@@ -227,9 +228,10 @@ def _register_functions() -> None:
         torch.random.fork_rng, KnownEffects(reads=("rng:torch",), writes=("rng:torch",))
     )
     # global switches that other operations read: ordered like host output
-    for name in ("set_num_threads", "set_printoptions", "set_float32_matmul_precision", "save"):
+    for name in ("set_num_threads", "set_printoptions", "set_float32_matmul_precision"):
         register_callable(getattr(torch, name), HOST_WRITE)
-    register_callable(torch.load, HOST_READ)
+    register_callable(torch.save, through_file(1, "f", HOST_WRITE))
+    register_callable(torch.load, through_file(0, "f", HOST_READ))
     register_callable(torch.get_num_threads, PURE)
     register_callable(torch.cuda.is_available, PURE)
     register_callable(torch.cuda.synchronize, replace(HOST_READ, host_read=True))

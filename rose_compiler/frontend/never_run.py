@@ -96,7 +96,8 @@ def _kind_of(argument: Any, scope: Scope, kinds: dict[fx.Node, set[type | None]]
         return type(argument)
     resolved = scope.resolve(argument)
     for node in (argument, resolved):
-        seen = (kinds.get(node) or set()) - {type(UNBOUND)} if isinstance(node, fx.Node) else set()
+        nothing = {type(UNBOUND), type(None)}
+        seen = (kinds.get(node) or set()) - nothing if isinstance(node, fx.Node) else set()
         if len(seen) == 1:
             return seen.pop()
     return None

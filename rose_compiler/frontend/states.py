@@ -44,6 +44,7 @@ from rose_compiler.ir.scope import Scope
 
 PASS = "capture"
 _IMMUTABLE = (int, float, bool, complex, str, bytes, type(None))
+_NOTHING = {type(None), type(UNBOUND)}
 
 
 def refine(program: Program, record: Record, log: RemarkLog) -> None:
@@ -243,8 +244,15 @@ def analyze(
     ``iterators`` are the effects of taking an item of what a parameter stands for.
     """
     out = Effects()
-    for types in record.types[node] if types_of is None else [types_of]:
-        out.add(_walk(op, node, types, record, iterators, trained))
+    combinations = list(record.types[node]) if types_of is None else [types_of]
+    open_ = [
+        isinstance(argument, fx.Node) and set(kinds) <= _NOTHING
+        for argument, kinds in zip(node.args, zip(*combinations, strict=True), strict=True)
+    ]
+    for types in combinations:
+        # what was nothing whenever it was seen, under a test for that, may be anything later
+        kinds = tuple(None if any_kind else k for k, any_kind in zip(types, open_, strict=True))
+        out.add(_walk(op, node, kinds, record, iterators, trained))
     # reading a value is no effect: values are ordered by who makes them
     values = {
         n

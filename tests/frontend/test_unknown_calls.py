@@ -5,6 +5,7 @@ Programs whose first trips don't show it, put into random orders that the depend
 
 from __future__ import annotations
 
+import io
 import operator
 import random
 from collections.abc import Callable
@@ -126,6 +127,70 @@ def made_and_changed_later(x: Tensor, calls: Calls) -> Any:
     return out
 
 
+def saved_to_memory(x: Tensor, calls: Calls) -> Any:
+    kept = []
+    for i in range(3):
+        b = io.BytesIO()
+        torch.save(x + i, b)
+        kept.append(b.getvalue())
+        y = x * 2
+    return kept, y
+
+
+def saved_by_name(x: Tensor, calls: Calls) -> Any:
+    kept = []
+    for i in range(3):
+        b, c = io.BytesIO(), io.BytesIO()
+        torch.save(obj=x + i, f=b)
+        np.save(c, x.numpy())
+        kept.append((len(b.getvalue()), c.getvalue()))
+    return kept
+
+
+def loaded_in_turn(x: Tensor, calls: Calls) -> Any:
+    b = io.BytesIO()
+    np.save(b, x.numpy())
+    np.save(b, x.numpy() + 1)
+    b.seek(0)
+    first = np.load(b)
+    second = np.load(b)
+    at = b.tell()
+    return first, second, at
+
+
+def printed(x: Tensor, calls: Calls) -> Any:
+    kept = []
+    for i in range(3):
+        text = io.StringIO()
+        print(i, file=text)
+        kept.append(text.getvalue())
+    return kept
+
+
+def unbound_at_first(saved: dict[int, bytes], x: Tensor, number: int) -> Tensor:
+    if number % 2 == 0:
+        b = io.BytesIO()
+    y = x * 2
+    if number % 2 == 0:
+        torch.save(x, b)
+    z = x * 3
+    if number % 2 == 0:
+        saved[number] = b.getvalue()
+    return y + z
+
+
+def none_on_the_first_call(saved: dict[int, bytes], x: Tensor, number: int) -> Tensor:
+    b = None
+    if number % 2 == 0:
+        b = io.BytesIO()
+    y = x * 2
+    if b is not None:
+        torch.save(x, b)
+    if b is not None:
+        saved[number] = b.getvalue()
+    return y
+
+
 class Keeper:
     """Changes what it was handed once."""
 
@@ -165,6 +230,7 @@ def make() -> tuple[Tensor, Calls]:
     [
         *(a_tensor, a_tensor_behind_the_loop, a_dict, a_list, an_array, a_star, none_at_first),
         *(kept_and_changed_later, made_and_changed_later),
+        *(saved_to_memory, saved_by_name, loaded_in_turn, printed),
     ],
     ids=lambda fn: fn.__name__,
 )
@@ -178,6 +244,23 @@ def test_legal_orders_give_the_same(fn: Callable[..., Any]) -> None:
         found = capture(fn, args, {})
         result = interp.run(program, values_of(found, args, {}), found.program.objects)
         assert difference(eager, (result, args)) is None, f"order {number}"
+
+
+@pytest.mark.parametrize("fn", [unbound_at_first, none_on_the_first_call])
+def test_what_was_nothing_when_it_was_seen_may_be_anything_later(fn: Callable[..., Any]) -> None:
+    eager: dict[int, bytes] = {}
+    expected = [fn(eager, torch.arange(3.0), number) for number in range(1, 5)]
+    program = first_trip(fn, {}, torch.arange(3.0), 1).captured.program
+    for order in range(ORDERS):
+        shuffle(program, random.Random(order))
+        saved: dict[int, bytes] = {}
+        made = []
+        for number in range(1, 5):
+            args = (saved, torch.arange(3.0), number)
+            found = capture(fn, args, {})
+            values = values_of(found, args, {})
+            made.append(interp.run(program, values, found.program.objects))
+        assert difference((expected, eager), (made, saved)) is None, f"order {order}"
 
 
 def test_what_may_be_changed_is_computed_on_every_trip() -> None:
