@@ -4,7 +4,7 @@
                                   [--numerics bitwise] [--quick]
 
 What a researcher would write ends with `iteration`; `compile` is called once, in `main`. Measuring,
-printing and the picture are in comparison.py beside this file. Under five minutes on two cores.
+printing and the picture are in comparison.py. 13 minutes with set-up on two cores at 2.0 GHz.
 """
 
 from __future__ import annotations
